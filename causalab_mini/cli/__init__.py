@@ -1,0 +1,1 @@
+"""The command line: one file a verb, each of which parses, calls the library once, and prints."""

@@ -1,0 +1,35 @@
+"""`causalab-mini explain`: what a document will do, without weights."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from causalab_mini.cli import options
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+
+    @app.command()
+    def explain(
+        document: options.Document,
+        data_root: options.DataRoot = None,
+        set_: options.Set = None,
+        trust_remote_code: options.TrustRemoteCode = False,
+        as_json: options.AsJson = False,
+    ) -> None:
+        """Print the plan of a document: every forward, read and write, with positions as they were written.
+
+        Opens the checkpoint's config and tokenizer, no weights; finds every position in every row, and refuses what does not fit.
+        """
+        from causalab_mini import plan
+        from causalab_mini.experiment import Options, load
+        from causalab_mini.plan.explain import explain_data
+
+        loaded = load(
+            document, data_root=data_root, overrides=options.overrides(set_), options=Options(trust_remote_code=trust_remote_code)
+        )
+        request, _, _ = loaded.compile()
+        print(json.dumps(explain_data(request), indent=1, ensure_ascii=False) if as_json else plan.explain(request))

@@ -1,0 +1,51 @@
+"""Options that several verbs have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from causalab_mini.errors import Problem, UsageError, quoted
+
+Document = Annotated[str, typer.Argument(metavar="DOC", help="A document: a JSON file, or `bundled:NAME` for one that ships.")]
+DataRoot = Annotated[
+    Path | None, typer.Option("--data-root", help="The folder that refs are looked up in. [default: `data/` near the document]")
+]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Replace a value of the document; may be repeated.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print data instead of text, errors included.")]
+DeviceMap = Annotated[str, typer.Option("--device-map", help="Where the weights go, as transformers takes it.")]
+EngineName = Annotated[str, typer.Option("--engine", help="What runs the passes: `nnterp`, or `hooks` (plain PyTorch hooks).")]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Let code that comes with the checkpoint run.")]
+Revision = Annotated[str | None, typer.Option("--revision", help="Commit, branch or tag of a hub id.")]
+
+
+def overrides(pairs: list[str] | None) -> dict[str, Any]:
+    """Returns `--set` options as values by path; a value that is no JSON is text.
+
+    Raises:
+        UsageError: an option is not `path=value`.
+    """
+    found = {}
+    for pair in pairs or []:
+        path, equals, text = pair.partition("=")
+        if not equals or not path:
+            raise UsageError(Problem("--set", "`path=value`", quoted(pair), code="usage"))
+        try:
+            found[path] = json.loads(text)
+        except ValueError:
+            found[path] = text
+    return found
+
+
+def choice(option: str, value: str, known: tuple[str, ...]) -> str:
+    """Returns a value that must be one of some words.
+
+    Raises:
+        UsageError: it is none of them.
+    """
+    if value not in known:
+        raise UsageError(Problem(option, " or ".join(f"`{word}`" for word in known), quoted(value), code="usage"))
+    return value

@@ -1,0 +1,120 @@
+"""Results as a terminal shows them: the table of metrics, the map of a sweep, a line a check."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from causalab_mini.plan.sweep import show_value
+
+if TYPE_CHECKING:
+    from causalab_mini.engine.run import Run
+
+MAX_LINES = 24
+UNBOUNDED_BELOW = ("logit", "activation", "cosine")
+
+Entry = Mapping[str, Any]
+
+
+def summary_table(summary: Sequence[Entry]) -> Table:
+    """Returns metrics with counts, means and intervals; of many points, the first ones and how many more there are."""
+    table = Table(title="metrics (mean over eligible rows, 95 % interval)", title_justify="left", title_style="bold")
+    has_points = any(entry["point"] for entry in summary)
+    for name in (["point"] if has_points else []) + ["step", "metric"]:
+        table.add_column(name, overflow="fold")
+    for name in ("rows", "mean", "interval"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("unit")
+    for entry in summary[:MAX_LINES]:
+        point = [entry["point"]] if has_points else []
+        metric = entry["metric"] + (f" [layer {entry['layer']}]" if "layer" in entry else "")
+        rows = str(entry["n"]) if entry["n"] == entry["eligible"] else f"{entry['eligible']} of {entry['n']}"
+        table.add_row(*point, entry["step"], metric, rows, _number(entry["mean"]), _interval(entry["interval"]), entry["unit"])
+    if len(summary) > MAX_LINES:
+        table.caption = f"and {len(summary) - MAX_LINES} more in summary.json"
+    return table
+
+
+def heat_maps(summary: Sequence[Entry]) -> Iterator[Table]:
+    """Yields one map for each step and metric of a sweep of one or two axes: the mean at every point, in colour.
+
+    The axis with more values runs across. A sweep of more axes has no map.
+    """
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in summary:
+        if entry["axes"] and "layer" not in entry and isinstance(entry["mean"], float):
+            groups.setdefault((entry["step"], entry["metric"]), []).append(entry)
+    for (step, metric), entries in groups.items():
+        axes = list(entries[0]["axes"])
+        if len(axes) > 2 or len(entries) < 2:
+            continue
+        yield _heat_map(f"{step} · {metric} ({entries[0]['unit']})", axes, entries)
+
+
+def _heat_map(title: str, axes: list[str], entries: Sequence[Entry]) -> Table:
+    values = {axis: list(dict.fromkeys(show_value(entry["axes"][axis]) for entry in entries)) for axis in axes}
+    across = max(axes, key=lambda axis: len(values[axis]))
+    down = next((axis for axis in axes if axis != across), None)
+    means = {(show_value(entry["axes"][down]) if down else "", show_value(entry["axes"][across])): entry["mean"] for entry in entries}
+    low, high = min(means.values()), max(means.values())
+    if entries[0]["unit"] in ("fraction", "probability"):
+        low, high = min(0.0, low), max(1.0, high)
+    table = Table(title=title, title_justify="left", title_style="bold", caption=f"across: {across}" + (f"; down: {down}" if down else ""))
+    table.caption_justify = "left"
+    table.add_column("")
+    for name in values[across]:
+        table.add_column(name, justify="center", no_wrap=True)
+    for row in values[down] if down else [""]:
+        cells = [_cell(means.get((row, name)), low, high) for name in values[across]]
+        table.add_row(row, *cells)
+    return table
+
+
+def _cell(mean: float | None, low: float, high: float) -> Text:
+    """Returns a number on a colour from dark blue (low) to yellow (high); readable without colour too."""
+    if mean is None:
+        return Text("·")
+    share = 0.0 if high == low else (mean - low) / (high - low)
+    stops = ((0.0, (68, 1, 84)), (0.33, (49, 104, 142)), (0.66, (53, 183, 121)), (1.0, (253, 231, 37)))
+    for (start, left), (end, right) in itertools.pairwise(stops):
+        if share <= end:
+            part = (share - start) / (end - start)
+            red, green, blue = (round(a + (b - a) * part) for a, b in zip(left, right, strict=True))
+            break
+    ink = "black" if share > 0.6 else "white"
+    return Text(f" {mean:.2f} ", style=f"{ink} on #{red:02x}{green:02x}{blue:02x}")
+
+
+def check_lines(run: Run) -> Iterator[str]:
+    """Yields a line a check, the many passed ones of a sweep in one."""
+    checks = [check for point in run.points for step in point.steps.values() for check in step.results["checks"]]
+    for name in dict.fromkeys(check.name for check in checks):
+        of_name = [check for check in checks if check.name == name]
+        said = [check for check in of_name if check.status == "failed" or "changed nothing" in check.text or "left" in check.text]
+        passed = [check for check in of_name if check.status == "passed"]
+        if len(of_name) == 1:
+            yield f"check {name}: {of_name[0].status}; {of_name[0].text}"
+            continue
+        counts = ", ".join(
+            f"{sum(check.status == status for check in of_name)} {status}"
+            for status in ("passed", "failed", "skipped")
+            if any(check.status == status for check in of_name)
+        )
+        worst = max((check.data["largest"] for check in passed if "largest" in check.data), default=None)
+        yield f"check {name}: {counts}" + (f"; largest difference {worst:.1e} of the standard deviation" if worst is not None else "")
+        for check in said[:5]:
+            yield f"  {check.status}: {check.text}"
+        if len(said) > 5:
+            yield f"  and {len(said) - 5} more in run.json"
+
+
+def _number(value: Any) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _interval(interval: Mapping[str, Any] | None) -> str:
+    return "–" if interval is None else f"{interval['low']:.3f} … {interval['high']:.3f}"

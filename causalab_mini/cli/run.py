@@ -1,0 +1,116 @@
+"""`causalab-mini run`: a document, carried out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from causalab_mini.cli import options
+from causalab_mini.errors import Problem, UsageError, quoted
+
+if TYPE_CHECKING:
+    from causalab_mini.engine.run import Run
+    from causalab_mini.plan.plan import Request
+    from causalab_mini.results.store import RunFolder
+    from causalab_mini.schedule.schedule import Schedule
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+
+    @app.command()
+    def run(
+        document: options.Document,
+        out: Annotated[Path, typer.Option("--out", help="The folder of the results: new, empty, or of this very document.")],
+        data_root: options.DataRoot = None,
+        set_: options.Set = None,
+        batch_size: Annotated[str, typer.Option("--batch-size", help="Rows a pass: `auto` or a number.")] = "auto",
+        check: Annotated[str, typer.Option("--check", help="How much is checked: `off`, `sample` or `full`.")] = "sample",
+        device_map: options.DeviceMap = "auto",
+        engine: options.EngineName = "nnterp",
+        trust_remote_code: options.TrustRemoteCode = False,
+        as_json: options.AsJson = False,
+    ) -> None:
+        """Run a document and write its results.
+
+        Prints the written files on stdout; the summary, the map of a sweep and the checks on stderr.
+        """
+        from causalab_mini.experiment import Options, load
+
+        settings = Options(
+            device_map=device_map,
+            batch_size=_rows(batch_size),
+            check=options.choice("--check", check, ("off", "sample", "full")),  # type: ignore[arg-type]
+            engine=options.choice("--engine", engine, ("nnterp", "hooks")),  # type: ignore[arg-type]
+            trust_remote_code=trust_remote_code,
+        )
+        experiment = load(document, data_root=data_root, overrides=options.overrides(set_), options=settings)
+        _Screen(as_json).run(experiment, out)
+
+
+def _rows(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(Problem("--batch-size", "`auto` or a number above 0", quoted(text), code="usage"))
+    return int(text)
+
+
+class _Screen:
+    """What a run prints."""
+
+    def __init__(self, as_json: bool) -> None:
+        from rich.console import Console
+
+        self.as_json = as_json
+        self.console = Console(stderr=True, highlight=False)
+        self.progress: Any = None
+
+    def run(self, experiment: Any, out: Path) -> None:
+        from causalab_mini.experiment import Watcher
+
+        try:
+            experiment.run(out, Watcher(on_scheduled=self.scheduled, on_pass=self.advance, on_done=self.done))
+        finally:
+            self.close()
+
+    def scheduled(self, request: Request, schedules: list[Schedule]) -> None:
+        if not sys.stderr.isatty() or self.as_json:
+            return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        n = sum(len(passes) for schedule in schedules for step in schedule.steps for passes in step.passes.values())
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.progress = Progress(*columns, console=self.console, transient=True)
+        self.progress.start()
+        self.progress.add_task("passes", total=n)
+
+    def advance(self) -> None:
+        if self.progress is not None:
+            self.progress.advance(self.progress.task_ids[0])
+
+    def close(self) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None
+
+    def done(self, folder: RunFolder, summary: list[dict[str, Any]], run: Run) -> None:
+        from causalab_mini.cli.render import check_lines, heat_maps, summary_table
+
+        self.close()
+        if self.as_json:
+            print(json.dumps({"files": [str(path) for path in folder.written], "metrics": summary}, indent=1, ensure_ascii=False))
+            return
+        for path in folder.written:
+            print(path)
+        sys.stdout.flush()
+        if summary:
+            self.console.print(summary_table(summary))
+        for heat_map in heat_maps(summary):
+            self.console.print(heat_map)
+        for line in check_lines(run):
+            self.console.print(line, markup=False)

@@ -1,0 +1,118 @@
+"""JSON read strictly: what two readers could understand differently is refused, with its line and column."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from causalab_mini.errors import InputError, Problem, quoted
+
+MAX_BYTES = 16 * 1024 * 1024
+MAX_DEPTH = 100
+
+_TOKEN = re.compile(
+    r"""(?P<string>"(?:[^"\\]|\\.)*")|(?P<open>[\[{])|(?P<close>[\]}])|(?P<colon>:)|(?P<comma>,)"""
+    r"""|(?P<number>-?\d[\d.eE+-]*)|(?P<word>-?[A-Za-z_]+)""",
+    re.DOTALL,
+)
+
+
+def read_json(path: Path, error: type[InputError]) -> Any:
+    """Returns what a JSON file holds.
+
+    Raises:
+        InputError: of the given class, when the file can't be read or is not strict JSON.
+    """
+    return parse_json(read_text(path, error), str(path), error)
+
+
+def read_text(path: Path, error: type[InputError], max_bytes: int = MAX_BYTES) -> str:
+    """Returns a file as text; UTF-8 without a byte order mark, at most `max_bytes` long."""
+    try:
+        data = path.read_bytes() if path.stat().st_size <= max_bytes else None
+    except OSError as problem:
+        got = "no such file" if isinstance(problem, FileNotFoundError) else (problem.strerror or "an unreadable file").lower()
+        raise error(Problem("", "a readable file", got, code="unreadable"), str(path)) from None
+    if data is None:
+        got = f"{path.stat().st_size:,} bytes"
+        raise error(Problem("", f"at most {max_bytes:,} bytes", got, code="too_large"), str(path))
+    if data.startswith(b"\xef\xbb\xbf"):
+        raise error(Problem("", "UTF-8 without a byte order mark", "a byte order mark", code="encoding", line=1, column=1), str(path))
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        before = data[: problem.start]
+        line, column = before.count(b"\n") + 1, problem.start - (before.rfind(b"\n") + 1) + 1
+        got = f"the byte {quoted(hex(data[problem.start]))}"
+        raise error(Problem("", "UTF-8", got, code="encoding", line=line, column=column), str(path)) from None
+
+
+def parse_json(text: str, file: str, error: type[InputError]) -> Any:
+    """Returns what a JSON text holds, as `read_json` does."""
+    _scan(text, file, error)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as problem:
+        got = "the end of the text" if problem.pos >= len(text) else quoted(text[problem.pos : problem.pos + 20].split("\n")[0])
+        expected = "the end of the text" if problem.msg == "Extra data" else f"JSON ({problem.msg[0].lower()}{problem.msg[1:]})"
+        raise error(Problem("", expected, got, code="json", line=problem.lineno, column=problem.colno), file) from None
+
+
+def _scan(text: str, file: str, error: type[InputError]) -> None:
+    """Refuses what Python's parser would let pass: repeated keys, NaN, infinities, depth, lone surrogates."""
+
+    def refuse(at: int, expected: str, got: str, code: str) -> None:
+        line, column = text.count("\n", 0, at) + 1, at - (text.rfind("\n", 0, at) + 1) + 1
+        raise error(Problem("", expected, got, code=code, line=line, column=column), file)
+
+    keys: list[set[str] | None] = []
+    awaits_key = False
+    for token in _TOKEN.finditer(text):
+        kind, word, at = token.lastgroup, token.group(), token.start()
+        if kind == "open":
+            keys.append(set() if word == "{" else None)
+            awaits_key = word == "{"
+            if len(keys) > MAX_DEPTH:
+                refuse(at, f"at most {MAX_DEPTH} levels", f"level {len(keys)}", "too_deep")
+        elif kind == "close":
+            awaits_key = False
+            if keys:
+                keys.pop()
+        elif kind == "comma":
+            awaits_key = bool(keys) and keys[-1] is not None
+        elif kind == "string":
+            value = _string(word)
+            if value is None:
+                continue
+            if any("\ud800" <= character <= "\udfff" for character in value):
+                refuse(at, "text", f"half a character in {value!a}", "encoding")
+            if awaits_key and keys and (seen := keys[-1]) is not None:
+                if value in seen:
+                    refuse(at, "each key once", f"{quoted(value)} again", "duplicate_key")
+                seen.add(value)
+            awaits_key = False
+        elif kind == "number":
+            if len(word) > 400:
+                refuse(at, "a number of at most 400 digits", f"{len(word)} digits", "number")
+            if _is_infinite(word):
+                refuse(at, "a finite number", quoted(word), "number")
+        elif kind == "word" and word.lstrip("-") in ("NaN", "Infinity"):
+            refuse(at, "a finite number", quoted(word), "number")
+
+
+def _string(word: str) -> str | None:
+    try:
+        value = json.loads(word)
+    except json.JSONDecodeError:
+        return None
+    return value if isinstance(value, str) else None
+
+
+def _is_infinite(word: str) -> bool:
+    try:
+        return math.isinf(float(word))
+    except ValueError:
+        return False

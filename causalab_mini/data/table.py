@@ -1,0 +1,158 @@
+"""Tables of rows below a data root: `weekdays/train` is `weekdays/train.json` there, `…#test` its rows of that split."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from causalab_mini.data.strict_json import parse_json, read_text
+from causalab_mini.errors import DataError, Problem, did_you_mean, listed, quoted
+
+MAX_TABLE_BYTES = 256 * 1024 * 1024
+REF_PATTERN = re.compile(r"(?P<path>[^#\\\x00-\x1f]+)(?:#(?P<split>[^#\x00-\x1f]+))?")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """The rows that a ref names, with what is needed to tell whether they changed."""
+
+    ref: str
+    path: Path
+    rows: tuple[Mapping[str, Any], ...]
+    sha256: str
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Returns every column of any row, sorted."""
+        return tuple(sorted({name for row in self.rows for name in row}))
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Returns the values of the `split` column, sorted."""
+        return tuple(sorted({str(row["split"]) for row in self.rows if row.get("split") is not None}))
+
+
+def find_data_root(explicit: Path | None, document: Path | None) -> Path:
+    """Returns the folder that refs are looked up in.
+
+    The one that was asked for; else `data/` beside or above the document; else `documents/data` in the working directory; else
+    the tables that ship with the package.
+
+    Raises:
+        DataError: the folder that was asked for is not there.
+    """
+    if explicit is not None:
+        if not explicit.is_dir():
+            raise DataError(Problem("--data-root", "a folder", quoted(explicit), code="unreadable"))
+        return explicit.resolve()
+    if document is not None:
+        for folder in document.resolve().parents:
+            if (folder / "data").is_dir():
+                return (folder / "data").resolve()
+    if Path("documents/data").is_dir():
+        return Path("documents/data").resolve()
+    return shipped_folder("data")
+
+
+def shipped_folder(name: str) -> Path:
+    """Returns a folder that ships with the package (`data` or `documents`), in a wheel or in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "shipped" / name
+    return inside if inside.is_dir() else package.parent / name
+
+
+def open_table(ref: str, root: Path) -> Table:
+    """Returns the rows of a ref.
+
+    Raises:
+        DataError: the ref is malformed, leaves the root, names no table or two, selects no row, or its table can't be read.
+    """
+    match = REF_PATTERN.fullmatch(ref)
+    if match is None:
+        raise DataError(Problem("", "a ref like `folder/table` or `folder/table#split`", quoted(ref), code="ref"))
+    path = _table_path(ref, match["path"], root)
+    text = "" if path.suffix == ".parquet" else read_text(path, DataError, MAX_TABLE_BYTES)
+    rows = READERS[path.suffix](text, path)
+    for index, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise DataError(Problem(f"[{index}]", "an object (a row)", quoted(type(row).__name__), code="row"), str(path))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if (split := match["split"]) is not None:
+        selected = [row for row in rows if row.get("split") == split]
+        if not selected:
+            known = sorted({str(row["split"]) for row in rows if row.get("split") is not None})
+            got = f"splits {listed(known)}" if known else "a table without a `split` column"
+            raise DataError(Problem(ref, f"rows whose `split` is {quoted(split)}", got, did_you_mean(split, known), "ref"), str(path))
+        rows = selected
+    if not rows:
+        raise DataError(Problem("", "at least one row", "an empty table", code="row"), str(path))
+    return Table(ref, path, tuple(rows), digest)
+
+
+def _table_path(ref: str, relative: str, root: Path) -> Path:
+    parts = relative.split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        raise DataError(Problem("", "a ref below the data root", quoted(ref), "refs have no leading slash and no `..`", "ref"))
+    stem = root.joinpath(*parts)
+    found = [path for suffix in READERS if (path := stem.with_name(stem.name + suffix)).is_file()]
+    if not found:
+        known = sorted(str(path.relative_to(root).with_suffix("")) for path in root.rglob("*") if path.suffix in READERS and path.is_file())
+        hint = did_you_mean(relative, known) or (f"the data root is {quoted(root)}")
+        raise DataError(Problem("", f"a table {quoted(relative + '.json')} (or .jsonl, .csv, .parquet)", "no such file", hint, "ref"))
+    if len(found) > 1:
+        names = listed(path.name for path in found)
+        raise DataError(Problem("", f"one table of the name {quoted(relative)}", names, "rename or remove one of them", "ref"))
+    if not found[0].resolve().is_relative_to(root.resolve()):
+        raise DataError(Problem("", "a table below the data root", f"a link to {quoted(found[0].resolve())}", code="ref"))
+    return found[0]
+
+
+def _json_rows(text: str, path: Path) -> list[Any]:
+    rows = parse_json(text, str(path), DataError)
+    if not isinstance(rows, list):
+        raise DataError(Problem("", "an array of row objects", quoted(type(rows).__name__), code="row"), str(path))
+    return rows
+
+
+def _jsonl_rows(text: str, path: Path) -> list[Any]:
+    return [parse_json(line, f"{path}:{n}", DataError) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+
+
+def _csv_rows(text: str, path: Path) -> list[Any]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        rows = list(reader)
+    except csv.Error as problem:
+        raise DataError(Problem("", "CSV", str(problem), code="csv", line=reader.line_num, column=1), str(path)) from None
+    names = reader.fieldnames or []
+    if len(set(names)) != len(names):
+        raise DataError(Problem("", "each column once", listed(names), code="csv", line=1, column=1), str(path))
+    for number, row in enumerate(rows, 2):
+        if None in row or None in row.values():
+            got = f"a row of another length ({quoted(row)})"
+            raise DataError(Problem("", f"{len(names)} cells", got, code="csv", line=number, column=1), str(path))
+    return rows
+
+
+def _parquet_rows(text: str, path: Path) -> list[Any]:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        hint = "pip install 'causalab-mini[parquet]'"
+        raise DataError(Problem("", "pyarrow, to read parquet", "no such package", hint, "extra"), str(path)) from None
+    rows: list[Any] = pyarrow.parquet.read_table(path).to_pylist()
+    return rows
+
+
+READERS: Mapping[str, Callable[[str, Path], list[Any]]] = {
+    ".json": _json_rows,
+    ".jsonl": _jsonl_rows,
+    ".csv": _csv_rows,
+    ".parquet": _parquet_rows,
+}

@@ -1,0 +1,124 @@
+"""What an engine must do: open a checkpoint, and run one batch with reads and writes at addresses.
+
+Everything between the addresses is shared (`walk.visit`), so that two engines differ only in how they reach a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from causalab_mini.model.facts import ModelFacts
+from causalab_mini.model.families import Address
+from causalab_mini.ops.windows import Index
+
+if TYPE_CHECKING:
+    from causalab_mini.engine.run import Run
+    from causalab_mini.plan.plan import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of one role, padded on the left to the longest of them.
+
+    Attributes:
+        rows: of the step, ascending.
+        input_ids, attention_mask, position_ids: (row, token), int64; positions count from each row's first own token.
+    """
+
+    rows: tuple[int, ...]
+    input_ids: Tensor
+    attention_mask: Tensor
+    position_ids: Tensor
+
+    def inputs(self, device: torch.device) -> dict[str, Any]:
+        """Returns the keyword arguments of a forward on a device."""
+        return {
+            "input_ids": self.input_ids.to(device),
+            "attention_mask": self.attention_mask.to(device),
+            "position_ids": self.position_ids.to(device),
+            "use_cache": False,
+        }
+
+
+@dataclass(slots=True)
+class State:
+    """What one batch's forward leaves behind.
+
+    Attributes:
+        reads: values by read name and place in its site's list of layers, (token, feature).
+        changes: by write name and layer, (token,) relative change of norm of each written token.
+    """
+
+    reads: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    changes: dict[tuple[str, int | None], Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    """Takes a value: under which name, at which entry of its site's layers, which tokens."""
+
+    name: str
+    entry: int
+    index: Index
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTask:
+    """Makes a change: which tokens, and what becomes of them.
+
+    Attributes:
+        change: from the values that stand there and those that arrived, both (token, feature) in fp32, and the state so far.
+    """
+
+    name: str
+    layer: int | None
+    index: Index
+    change: Callable[[Tensor, Tensor, State], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One address that a forward stops at: its writes in order, then its reads."""
+
+    address: Address
+    writes: tuple[WriteTask, ...]
+    reads: tuple[ReadTask, ...]
+
+
+class Engine(Protocol):
+    """A checkpoint that can be run."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Shapes and identity."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """The checkpoint's tokenizer."""
+        ...
+
+    def load_weights(self) -> None:
+        """Loads and freezes the weights, once."""
+        ...
+
+    def run(self, batch: Batch, visits: tuple[Visit, ...], state: State) -> None:
+        """Runs one forward over a batch, stopping at addresses in forward order."""
+        ...
+
+    def unembed(self, stream: Tensor) -> Tensor:
+        """Returns the logits that final norm and unembedding make of a residual stream, (…, feature) to (…, vocabulary)."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what the record of a run says of the engine: name, device, dtype as loaded, attention implementation."""
+        ...
+
+    def execute(self, request: Request, **options: Any) -> Run:
+        """Carries out a request, as `engine.execute` does."""
+        ...

@@ -1,0 +1,89 @@
+"""What both engines share: opening a checkpoint, freezing its weights, describing it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from causalab_mini.engine.contract import Batch, State, Visit
+from causalab_mini.engine.execute import execute
+from causalab_mini.engine.loading import Checkpoint
+from causalab_mini.engine.run import Run
+from causalab_mini.errors import ModelError, Problem, quoted
+from causalab_mini.model.facts import ModelFacts
+from causalab_mini.plan.plan import Request
+
+
+class BaseEngine:
+    """A checkpoint whose weights are loaded when the first pass needs them."""
+
+    name: ClassVar[str]
+
+    def __init__(self, checkpoint: Checkpoint, device_map: Any) -> None:
+        self.checkpoint = checkpoint
+        self.device_map = device_map
+        self.module: nn.Module | None = None
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Shapes and identity."""
+        return self.checkpoint.facts
+
+    @property
+    def tokenizer(self) -> Any:
+        """The checkpoint's tokenizer; it pads on the left."""
+        return self.checkpoint.tokenizer
+
+    def execute(self, request: Request, **options: Any) -> Run:
+        """Carries out a request; see `engine.execute`."""
+        return execute(self, request, **options)
+
+    def loaded(self) -> nn.Module:
+        """Returns the model with its weights."""
+        self.load_weights()
+        assert self.module is not None
+        return self.module
+
+    def load_weights(self) -> None:
+        """Loads and freezes the weights, once."""
+        raise NotImplementedError
+
+    def run(self, batch: Batch, visits: tuple[Visit, ...], state: State) -> None:
+        """Runs one forward over a batch, stopping at addresses in forward order."""
+        raise NotImplementedError
+
+    def freeze(self, module: nn.Module) -> None:
+        """Makes a model one that is only read: evaluation mode, no gradients, the dtype that was asked for."""
+        module.eval()
+        module.requires_grad_(False)
+        wrong = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()} - {self.checkpoint.dtype}
+        if wrong:
+            raise ModelError(
+                Problem("model.dtype", f"weights in {quoted(self.facts.dtype)}", f"also {quoted(sorted(map(str, wrong)))}", code="dtype")
+            )
+        self.module = module
+
+    def unembed(self, stream: Tensor) -> Tensor:
+        """Returns the logits that final norm and unembedding make of a residual stream."""
+        module, family = self.loaded(), self.facts.family
+        with torch.inference_mode():
+            head = module.get_submodule(family.lm_head)
+            device = next(head.parameters()).device
+            logits: Tensor = head(module.get_submodule(family.ln_final)(stream.to(device, self.checkpoint.dtype)))
+        return logits
+
+    def device(self) -> torch.device:
+        """Returns where inputs go: the device of the token embedding."""
+        return next(self.loaded().get_submodule(self.facts.family.embeddings).parameters()).device
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what the record of a run says of the engine."""
+        module = self.loaded()
+        return {
+            "engine": self.name,
+            "device": sorted({str(parameter.device) for parameter in module.parameters()}),
+            "dtype": sorted({str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters()}),
+            "attn_implementation": getattr(module.config, "_attn_implementation", None),
+        }

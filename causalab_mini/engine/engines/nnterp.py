@@ -1,0 +1,122 @@
+"""The engine that runs are made with: nnterp's standardised model on nnsight, one trace a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from causalab_mini.engine.contract import Batch, State, Visit
+from causalab_mini.engine.engines.base import BaseEngine
+from causalab_mini.engine.loading import Checkpoint, open_checkpoint
+from causalab_mini.engine.walk import replaced, taken, visit
+from causalab_mini.errors import ModelError, Problem, quoted
+from causalab_mini.plan.spec import ModelSpec
+
+
+class NNterpEngine(BaseEngine):
+    """Runs a checkpoint through nnterp."""
+
+    name = "nnterp"
+
+    def __init__(self, checkpoint: Checkpoint, device_map: Any, model: Any) -> None:
+        super().__init__(checkpoint, device_map)
+        self.model = model
+
+    @classmethod
+    def load(
+        cls, model: ModelSpec, device_map: str | Mapping[str, Any] = "auto", base: Path | None = None, trust_remote_code: bool = False
+    ) -> Self:
+        """Returns the opened checkpoint: config, tokenizer and module tree, on a meta device.
+
+        The weights are loaded when the first pass needs them.
+
+        Args:
+            model: of a document (`Spec.model`).
+            device_map: as transformers takes it.
+            base: the folder that a local path is looked for in first.
+            trust_remote_code: whether code that comes with the checkpoint may run.
+
+        Raises:
+            ModelError: the checkpoint can't be opened, or its modules are not where its family has them.
+        """
+        checkpoint = open_checkpoint(model, base, trust_remote_code)
+        standardized = _on_meta(checkpoint, device_map)
+        _check_modules(checkpoint, standardized)
+        return cls(checkpoint, device_map, standardized)
+
+    def load_weights(self) -> None:
+        """Loads and freezes the weights, once."""
+        if self.module is None:
+            self.model.dispatch()
+            self.freeze(self.model._model)
+
+    def run(self, batch: Batch, visits: tuple[Visit, ...], state: State) -> None:
+        """Runs one forward over a batch as one trace, stopping at addresses in forward order."""
+        self.load_weights()
+        model, inputs = self.model, batch.inputs(self.device())
+        with torch.inference_mode():
+            if not visits:
+                self.model._model(**inputs)
+                return
+            with model.trace(**inputs):
+                walk(model, visits, state)
+
+
+def walk(model: Any, visits: tuple[Visit, ...], state: State) -> None:
+    """Stops at every address of a running trace; nnsight waits there for the forward to arrive."""
+    for stop in visits:
+        if stop.address.side == "logits":
+            output = model.output
+            changed = visit(output.logits, stop, state)
+            if changed is not None:
+                output.logits = changed
+            continue
+        envoy = envoy_at(model, stop.address.module)
+        container = envoy.input if stop.address.side == "input" else envoy.output
+        changed = visit(taken(container), stop, state)
+        if changed is None:
+            continue
+        if stop.address.side == "input":
+            envoy.input = changed
+        else:
+            envoy.output = replaced(container, changed)
+
+
+def envoy_at(model: Any, path: str) -> Any:
+    """Returns the envoy of a module path such as `model.layers.3.mlp`."""
+    envoy = model
+    for part in path.split("."):
+        envoy = envoy[int(part)] if part.isdigit() else getattr(envoy, part)
+    return envoy
+
+
+def _on_meta(checkpoint: Checkpoint, device_map: Any) -> Any:
+    from nnterp import StandardizedTransformer
+
+    attention = checkpoint.facts.attn_implementation
+    return StandardizedTransformer(
+        checkpoint.source.location,
+        tokenizer=checkpoint.tokenizer,
+        config=checkpoint.config,
+        check_renaming=False,
+        device_map=device_map,
+        dtype=checkpoint.dtype,
+        **({} if attention is None else {"attn_implementation": attention}),
+        **checkpoint.options,
+    )
+
+
+def _check_modules(checkpoint: Checkpoint, model: Any) -> None:
+    """Refuses a checkpoint whose modules are not where the address book has its family's."""
+    names = {name for name, _ in model._model.named_modules()}
+    family = checkpoint.facts.family
+    paths = [family.embeddings, family.ln_final, family.lm_head]
+    for layer in range(checkpoint.facts.n_layers):
+        paths += [path.format(layer=layer) for path in (family.block, family.attention, family.mlp)]
+    missing = [path for path in paths if path not in names]
+    if missing:
+        expected = f"the modules of the family {quoted(checkpoint.facts.model_type)}"
+        raise ModelError(Problem("model.key", expected, f"no {quoted(missing[0])} in {quoted(checkpoint.facts.key)}", code="family"))

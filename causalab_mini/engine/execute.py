@@ -1,0 +1,175 @@
+"""Carries out a request: every point is scheduled, its steps are run in order, checked, and handed on as they come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+
+from causalab_mini.engine.batches import Made
+from causalab_mini.engine.contract import Engine
+from causalab_mini.engine.observe import Observed, make_outputs, observe
+from causalab_mini.engine.run import PointResult, Run, StepResult
+from causalab_mini.engine.tables import metric_rows, positions
+from causalab_mini.errors import PlanError, Problem, RunError, quoted
+from causalab_mini.evidence.checks import Check, check_rows, check_writes
+from causalab_mini.plan import plan as nodes
+from causalab_mini.schedule.schedule import Schedule, StepSchedule, build_schedule
+
+CheckLevel = Literal["off", "sample", "full"]
+OnPoint = Callable[[PointResult], None]
+
+
+def execute(
+    engine: Engine,
+    request: nodes.Request,
+    *,
+    schedules: Sequence[Schedule] | None = None,
+    batch_size: int | None = None,
+    check: CheckLevel = "sample",
+    on_point: OnPoint = lambda point: None,
+    on_pass: Callable[[], None] = lambda: None,
+) -> Run:
+    """Returns the results of every point of a request.
+
+    Args:
+        engine: the checkpoint; its weights are loaded once every point has its schedule.
+        request: what to run.
+        schedules: of the points, where they have been made already.
+        batch_size: rows a pass; None lets tokens and logits bound it.
+        check: `off`; `sample`: one row of each intervention alone; `full`: every row.
+        on_point: called with each point's results as they come.
+        on_pass: called after every pass over a batch.
+
+    Raises:
+        PlanError: a position does not fit its rows; nothing has been run then.
+        RunError: a pass failed.
+    """
+    if schedules is None:
+        schedules = [build_schedule(request, point) for point in request.points]
+    engine.load_weights()
+    points = []
+    for schedule in schedules:
+        result = _run_point(engine, request, schedule, batch_size, check, on_pass)
+        points.append(result)
+        on_point(result)
+    return Run(tuple(points), engine.describe())
+
+
+def _run_point(
+    engine: Engine, request: nodes.Request, schedule: Schedule, batch_size: int | None, check: CheckLevel, on_pass: Callable[[], None]
+) -> PointResult:
+    outputs: dict[str, Made] = {}
+    results: dict[str, StepResult] = {}
+    for step_schedule in schedule.steps:
+        step, started = step_schedule.step, time.perf_counter()
+        rows = _rows_that_run(step, results)
+        observed: dict[str, Observed] = {}
+        checks: list[Check] = []
+        metrics: dict[str, list[dict[str, Any]]] = {}
+        _refuse_writes_without_place(step_schedule, rows)
+        for intervention in step.interventions:
+            found = observe(engine, step_schedule, intervention, request.prompts, outputs, rows, batch_size, on_pass)
+            observed[intervention.name] = found
+            for metric in intervention.metrics:
+                name = f"{intervention.name}/{metric.name}" if step.is_list else metric.name
+                metrics[name] = metric_rows(step_schedule, intervention, metric, found, request.prompts, engine.tokenizer)
+            if check != "off":
+                checks += _checks(engine, request, step_schedule, intervention, found, outputs, check)
+        made = make_outputs(step, observed, outputs)
+        outputs |= made
+        results[step.name] = StepResult(
+            step,
+            {
+                "positions": positions(step_schedule, request.prompts),
+                "metrics": metrics,
+                "outputs": made,
+                "checks": checks,
+            },
+            time.perf_counter() - started,
+        )
+    return PointResult(schedule.point.label, schedule.point.values, schedule.point.digest, results)
+
+
+def _rows_that_run(step: nodes.Observe, results: Mapping[str, StepResult]) -> tuple[int, ...]:
+    """Returns the rows that pass a step's `where`.
+
+    Raises:
+        RunError: none does.
+    """
+    if step.where is None:
+        return tuple(range(step.n_rows))
+    where, earlier = step.where, results[step.where.step]
+    name = f"{where.intervention}/{where.metric}" if earlier.node.is_list else where.metric
+    values = {row["example_id"]: row["value"] for row in earlier.results["metrics"][name]}
+    passing = tuple(row for row, label in enumerate(step.labels) if _is_within(values.get(label), where.least, where.greatest))
+    if not passing:
+        expected = f"at least one row whose {quoted(where.metric)} of {quoted(where.step)} is in range"
+        raise RunError(Problem(f"steps.{step.name}.where", expected, f"none of {step.n_rows}", code="no_eligible_row"))
+    return passing
+
+
+def _is_within(value: Any, least: float | None, greatest: float | None) -> bool:
+    return isinstance(value, int | float) and (least is None or value >= least) and (greatest is None or value <= greatest)
+
+
+def _refuse_writes_without_place(schedule: StepSchedule, rows: Sequence[int]) -> None:
+    """Refuses, where a `where` chose the rows, what the schedule could not refuse before: a write with nowhere to go."""
+    if schedule.step.where is None:
+        return
+    for name, passes in schedule.passes.items():
+        for one in passes:
+            for write in one.forward.writes:
+                misses = {row: one.windows[write.name][row].reason for row in rows if one.windows[write.name][row].reason}
+                if misses:
+                    got = ", ".join(f"row {row} ({reason})" for row, reason in list(misses.items())[:20])
+                    path = f"interventions.{name}.writes.{write.name}.pos"
+                    raise PlanError(Problem(path, "something to write on every row", f"nothing on {got}", code="write_has_no_place"))
+
+
+def _checks(
+    engine: Engine,
+    request: nodes.Request,
+    schedule: StepSchedule,
+    intervention: nodes.Intervention,
+    observed: Observed,
+    outputs: Mapping[str, Made],
+    level: CheckLevel,
+) -> list[Check]:
+    """Returns the outcome of the checks of one intervention."""
+    name = f"{schedule.step.name}/{intervention.name}" if schedule.step.is_list else schedule.step.name
+    deranges = any(
+        isinstance(w.operand, nodes.FromRead) and w.operand.derange_seed is not None for f in intervention.forwards for w in f.writes
+    )
+    differences: dict[int, float] = {}
+    if len(observed.rows) > 1 and not deranges:
+        for row in observed.rows if level == "full" else observed.rows[-1:]:
+            alone = observe(engine, schedule, intervention, request.prompts, outputs, (row,), None)
+            differences[row] = _difference(observed, alone, observed.rows.index(row))
+    rows = check_rows(name, differences, engine.facts.dtype, len(observed.rows))
+    if deranges:
+        rows = Check("rows", "skipped", f"{name}: rows not compared (`permute` needs the other rows)")
+    expected: dict[str, list[int]] = {}
+    for one in schedule.passes[intervention.name]:
+        for write in one.forward.writes:
+            expected[f"{one.forward.model}/{write.name}"] = [row for row in observed.rows if row not in one.missing]
+    changes = {key: evidence.change for key, evidence in observed.writes.items()}
+    left_over = {key: evidence.n_left_over for key, evidence in observed.writes.items()}
+    return [rows, check_writes(name, changes, expected, left_over)]
+
+
+def _difference(observed: Observed, alone: Observed, index: int) -> float:
+    """Returns the largest difference of a row's reads in the batch and alone, as a share of their standard deviation."""
+    worst = 0.0
+    for name, value in alone.values.items():
+        one, batched = value.row(0).float(), observed.values[name].row(index).float()
+        if one.numel() == 0:
+            continue
+        spread = float(one.std()) if one.numel() > 1 else float(one.abs().max())
+        difference = float((one - batched).abs().max())
+        worst = max(worst, difference / spread if spread > 0 else difference)
+        if not torch.isfinite(one).all():
+            worst = float("inf")
+    return worst

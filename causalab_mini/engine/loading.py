@@ -1,0 +1,104 @@
+"""Opening checkpoints: config, tokenizer and facts without weights, and the errors that a user can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from transformers import AutoConfig, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from causalab_mini.errors import ModelError, Problem, quoted
+from causalab_mini.model.facts import ModelFacts, facts_from_config
+from causalab_mini.model.source import Source, find_source
+from causalab_mini.plan.spec import ModelSpec
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint without its weights."""
+
+    source: Source
+    config: Any
+    tokenizer: Any
+    facts: ModelFacts
+    options: dict[str, Any]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the weights are loaded as."""
+        return DTYPES[self.facts.dtype]
+
+
+def open_checkpoint(model: ModelSpec, base: Path | None = None, trust_remote_code: bool = False) -> Checkpoint:
+    """Returns a checkpoint's config, tokenizer and facts.
+
+    Args:
+        model: of the document.
+        base: the document's folder, for local paths.
+        trust_remote_code: whether code that comes with the checkpoint may run.
+
+    Raises:
+        ModelError: it can't be found or read, its revision is missing or refused, or its family is not in the address book.
+    """
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    source = find_source(model.key, base)
+    if source.kind == "hub" and model.revision is None:
+        hint = f"{quoted(model.key)} is no folder here, so it is taken for a hub id"
+        raise ModelError(Problem("model.revision", "a commit, branch or tag (required for a hub id)", "none", hint, "revision"))
+    if source.kind != "hub" and model.revision is not None:
+        raise ModelError(Problem("model.revision", "no revision (the model is a folder)", quoted(model.revision), code="revision"))
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if source.kind == "hub":
+        options["revision"] = model.revision
+    config = _opened(model, "a config", lambda: AutoConfig.from_pretrained(source.location, **options))
+    if getattr(config, "quantization_config", None) is not None:
+        raise ModelError(
+            Problem("model.key", "weights that are not quantised", quoted(model.key), "quantised loading is not there yet", "not_yet")
+        )
+    commit = getattr(config, "_commit_hash", None)
+    if commit is not None:
+        options["revision"] = commit
+    facts = facts_from_config(config, model.key, commit or model.revision, model.dtype, model.attn_implementation)
+    tokenizer = _opened(model, "a tokenizer", lambda: _tokenizer(source, options))
+    return Checkpoint(source, config, tokenizer, facts, options)
+
+
+def open_tokenizer(key: str, revision: str | None, base: Path | None = None) -> Any:
+    """Returns a checkpoint's tokenizer alone; without a revision, the one that the hub's main branch has.
+
+    Raises:
+        ModelError: it can't be found or read.
+    """
+    transformers_logging.set_verbosity_error()
+    source = find_source(key, base)
+    if source.kind != "hub" and revision is not None:
+        raise ModelError(Problem("--revision", "no revision (the model is a folder)", quoted(revision), code="revision"))
+    options = {"revision": revision} if revision is not None else {}
+    model = ModelSpec.model_construct(key=key, revision=revision, dtype="fp32")
+    return _opened(model, "a tokenizer", lambda: _tokenizer(source, options))
+
+
+def _tokenizer(source: Source, options: dict[str, Any]) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(source.location, **options)
+    tokenizer.padding_side = "left"
+    return tokenizer
+
+
+def _opened(model: ModelSpec, what: str, open_it: Callable[[], _T]) -> _T:
+    """Returns what was opened; what transformers and the hub raise for a wrong key becomes one error in our words."""
+    try:
+        return open_it()
+    except (OSError, ValueError, KeyError) as error:
+        first = str(error).strip().split("\n")[0]
+        name = model.key if model.revision is None else f"{model.key} at {model.revision}"
+        hint = "offline, only what is in the hub cache can be opened; `causalab-mini doctor` shows where that is"
+        raise ModelError(Problem("model", f"a checkpoint with {what}", f"{quoted(name)} ({first})", hint, "checkpoint")) from error

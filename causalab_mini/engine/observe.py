@@ -1,0 +1,157 @@
+"""Carries out one observe step: its passes over its rows, then its scores and its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from causalab_mini.data.prompts import Prompt
+from causalab_mini.engine.batches import Made, OutputTensors, PassOnBatch, make_batch, split_rows
+from causalab_mini.engine.contract import Engine, State
+from causalab_mini.ops import reductions
+from causalab_mini.ops.windows import Value, concatenate
+from causalab_mini.plan import plan as nodes
+from causalab_mini.schedule.schedule import StepSchedule
+
+Prompts = Mapping[nodes.RowsKey, tuple[Prompt, ...]]
+OnPass = Callable[[], None]
+
+
+@dataclass(slots=True)
+class WriteEvidence:
+    """What a write did, row by row.
+
+    Attributes:
+        change: relative change of norm over the written tokens of each row, the largest over layers.
+        n_left_over: tokens that `align` left as they were.
+    """
+
+    change: dict[int, float] = field(default_factory=dict)
+    n_left_over: int = 0
+
+
+@dataclass(slots=True)
+class Observed:
+    """What the passes of an intervention left.
+
+    Attributes:
+        rows: of the step, ascending: those that were run.
+        values: by read name, one entry of `lengths` a row that was run.
+        writes: by `<model>/<write>`.
+    """
+
+    rows: tuple[int, ...]
+    values: dict[str, Value] = field(default_factory=dict)
+    writes: dict[str, WriteEvidence] = field(default_factory=dict)
+
+
+def observe(
+    engine: Engine,
+    schedule: StepSchedule,
+    intervention: nodes.Intervention,
+    prompts: Prompts,
+    outputs: OutputTensors,
+    rows: Sequence[int],
+    batch_size: int | None,
+    on_pass: OnPass = lambda: None,
+) -> Observed:
+    """Returns what an intervention's passes find on some rows of its step.
+
+    Args:
+        engine: the checkpoint.
+        schedule: of the step.
+        intervention: which of its interventions.
+        prompts: of the request.
+        outputs: of earlier steps.
+        rows: of the step, ascending.
+        batch_size: rows a pass; None lets tokens and logits bound it.
+        on_pass: called after every pass over a batch.
+    """
+    observed = Observed(tuple(rows))
+    for one in schedule.passes[intervention.name]:
+        forward = one.forward
+        role_prompts = prompts[forward.rows]
+        extra = [0] * len(role_prompts) if forward.appended is None else [len(answer) for answer in forward.appended]
+        lengths = [role_prompts[row].n_tokens + extra[row] for row in rows]
+        parts: dict[str, list[Value]] = {read.name: [] for read in forward.reads}
+        for chosen in split_rows(lengths, engine.facts.vocabulary, batch_size):
+            batch = make_batch([rows[index] for index in chosen], role_prompts, forward.appended, pad_id(engine.tokenizer))
+            on_batch = PassOnBatch(one, batch, role_prompts, observed.values, outputs, rows, engine.facts)
+            state = State()
+            engine.run(batch, on_batch.visits(), state)
+            for read in forward.reads:
+                value = on_batch.value(read, state)
+                if read.view == "logits":
+                    value = Value(engine.unembed(value.data), value.lengths)
+                parts[read.name].append(value)
+            _note_writes(observed, forward, on_batch, state)
+            on_pass()
+        observed.values |= {name: concatenate(values) for name, values in parts.items()}
+    return observed
+
+
+def _note_writes(observed: Observed, forward: nodes.Forward, on_batch: PassOnBatch, state: State) -> None:
+    for write in forward.writes:
+        evidence = observed.writes.setdefault(f"{forward.model}/{write.name}", WriteEvidence())
+        landing = on_batch.landings[write.name]
+        evidence.n_left_over += landing.n_left_over
+        for (name, _), change in state.changes.items():
+            if name != write.name:
+                continue
+            for (row, _), moved in zip(landing.places, change.tolist(), strict=True):
+                evidence.change[row] = max(evidence.change.get(row, 0.0), moved)
+
+
+def pad_id(tokenizer: Any) -> int:
+    """Returns a token id to pad with; padded tokens are masked, so any will do that the model knows."""
+    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return next(token for token in candidates if token is not None)
+
+
+def make_outputs(step: nodes.Observe, observed: Mapping[str, Observed], earlier: OutputTensors) -> dict[str, Made]:
+    """Returns the outputs of a step."""
+    made: dict[str, Made] = {}
+    pending = list(step.outputs)
+    while pending:
+        output = pending.pop(0)
+        if isinstance(output, nodes.Difference):
+            known = {**earlier, **made}
+            if output.minuend not in known or output.subtrahend not in known:
+                pending.append(output)
+                continue
+            made[output.name] = _difference(known[output.minuend], known[output.subtrahend], output.is_unit)
+            continue
+        found = observed[output.intervention]
+        value = Value(found.values[output.read].data.float(), found.values[output.read].lengths)
+        read = step.intervention(output.intervention).read(output.read)
+        made[output.name] = _reduce(output, value, found.rows, step.n_rows, read)
+    return made
+
+
+def _reduce(output: nodes.Output, value: Value, rows: Sequence[int], n_rows: int, read: nodes.Read) -> Made:
+    is_rectangle, is_stacked = read.pos.width is not None and read.pos.scope is None, read.site.is_stacked
+    match output.reduce:
+        case "mean" | "std":
+            data = (reductions.mean if output.reduce == "mean" else reductions.std)(value, is_rectangle)
+            return Made(Value(data, (data.shape[1],)), "window", is_stacked)
+        case "pca":
+            data = reductions.pca(value, output.k or 1)
+            return Made(Value(data, (data.shape[1],)), "window", is_stacked)
+        case "mean_by":
+            assert output.groups is not None
+            means = reductions.mean_by(value, [output.groups[row] for row in rows])
+            return Made(Value(torch.cat(list(means.values()), dim=1), (1,) * len(means)), "groups", is_stacked, tuple(means))
+    lengths = dict(zip(rows, value.lengths, strict=True))
+    return Made(Value(value.data, tuple(lengths.get(row, 0) for row in range(n_rows))), "rows", is_stacked)
+
+
+def _difference(minuend: Made, subtrahend: Made, is_unit: bool) -> Made:
+    data: Tensor = minuend.value.data - subtrahend.value.data
+    if is_unit:
+        length = data.norm(dim=-1, keepdim=True)
+        data = data / torch.where(length > 0, length, torch.ones_like(length))
+    return Made(Value(data, minuend.value.lengths), minuend.kind, minuend.is_stacked, minuend.groups)

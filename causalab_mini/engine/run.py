@@ -1,0 +1,100 @@
+"""What a run gives back: the results of every step of every point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from causalab_mini.errors import Problem, UsageError, did_you_mean, listed, quoted
+from causalab_mini.plan import plan as nodes
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step left.
+
+    Attributes:
+        node: of the plan.
+        results: `positions` (every read and write: `rows`, `tokens`, `reason`, `content`), `metrics` (table rows by name), `outputs`
+            (tensors by name), `checks`. Names are `<intervention>/<name>` in a step with a list of interventions.
+        seconds: wall time.
+    """
+
+    node: nodes.Observe
+    results: Mapping[str, Any]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PointResult:
+    """What one point left."""
+
+    label: str
+    values: Mapping[str, Any]
+    digest: str
+    steps: Mapping[str, StepResult]
+
+    def step(self, name: str, kind: type[nodes.Observe] = nodes.Observe) -> StepResult:
+        """Returns a step's results.
+
+        Args:
+            name: of the step.
+            kind: what it is expected to be.
+
+        Raises:
+            UsageError: there is no such step, or it is of another kind.
+        """
+        if name not in self.steps:
+            hint = did_you_mean(name, list(self.steps))
+            raise UsageError(Problem("", f"the name of a step ({listed(self.steps)})", quoted(name), hint, "usage"))
+        if not isinstance(self.steps[name].node, kind):
+            raise UsageError(
+                Problem("", f"a step of kind {quoted(kind.__name__)}", quoted(type(self.steps[name].node).__name__), code="usage")
+            )
+        return self.steps[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a request left, point by point.
+
+    Attributes:
+        points: in the order of the sweep.
+        record: what the record of a run says of the engine.
+        warnings: for the user.
+    """
+
+    points: tuple[PointResult, ...]
+    record: Mapping[str, Any]
+    warnings: tuple[str, ...] = field(default=())
+
+    def point(self, label: str) -> PointResult:
+        """Returns one point of a sweep.
+
+        Raises:
+            UsageError: there is no such point.
+        """
+        for point in self.points:
+            if point.label == label:
+                return point
+        labels = [point.label for point in self.points]
+        raise UsageError(
+            Problem(
+                "",
+                f"the label of a point ({listed(labels[:10])}{' …' if len(labels) > 10 else ''})",
+                quoted(label),
+                did_you_mean(label, labels),
+                "usage",
+            )
+        )
+
+    def step(self, name: str, kind: type[nodes.Observe] = nodes.Observe) -> StepResult:
+        """Returns a step's results, of a document without sweep.
+
+        Raises:
+            UsageError: it has a sweep, no such step, or one of another kind.
+        """
+        if len(self.points) != 1:
+            raise UsageError(Problem("", "`run.point(label).step(name)` (the document is a sweep)", "`run.step(name)`", code="usage"))
+        return self.points[0].step(name, kind)

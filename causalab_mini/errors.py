@@ -1,0 +1,145 @@
+"""Every error a caller may meet, and the one place that turns it into text, data and an exit code.
+
+The tree::
+
+    CausalabError                 something the user should read            exit
+    ├── InputError                the document, data or command is wrong      2
+    │   ├── DocumentError         found in the file alone (load)
+    │   ├── PlanError             found with rows, tokenizer and config (compile)
+    │   ├── DataError             a table, a ref or a column
+    │   ├── ModelError            a checkpoint that can't be opened
+    │   └── UsageError            the command line, or an output folder in use
+    └── RunError                  the run failed                              1
+        └── CheckError            the run finished and a check of it failed   1
+
+An interrupt is Python's own `KeyboardInterrupt` (exit 130). Anything else is a bug of ours: it keeps its traceback and exits
+with 70.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+EXIT_OK = 0
+EXIT_RUN_FAILED = 1
+EXIT_INPUT_WRONG = 2
+EXIT_BUG = 70
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: where, what was expected there, what stands there instead."""
+
+    path: str
+    expected: str
+    got: str
+    hint: str = ""
+    code: str = "invalid"
+    line: int | None = None
+    column: int | None = None
+
+    def text(self, file: str = "") -> str:
+        """Returns `error: <file>: <path>: expected …, got …`, with a `hint:` line where there is one."""
+        where = [] if not file else [file if self.line is None else f"{file}:{self.line}:{self.column}"]
+        if self.path:
+            where.append(self.path)
+        head = ": ".join(["error", *where, f"expected {self.expected}, got {self.got}"])
+        return f"{head}\nhint: {self.hint}" if self.hint else head
+
+    def as_data(self, file: str = "") -> dict[str, Any]:
+        """Returns the problem as `--json` prints it; keys without a value are left out."""
+        data = {
+            "code": self.code,
+            "file": file or None,
+            "path": self.path,
+            "expected": self.expected,
+            "got": self.got,
+            "hint": self.hint or None,
+            "line": self.line,
+            "column": self.column,
+        }
+        return {key: value for key, value in data.items() if value is not None}
+
+
+class CausalabError(Exception):
+    """The root of everything that is said to a user.
+
+    Args:
+        problems: what is wrong, in the order in which it stands in the file.
+        file: the file that the paths are in, empty where there is none.
+    """
+
+    exit_code: ClassVar[int] = EXIT_RUN_FAILED
+
+    def __init__(self, problems: Problem | Iterable[Problem], file: str = "") -> None:
+        self.problems: tuple[Problem, ...] = (problems,) if isinstance(problems, Problem) else tuple(problems)
+        self.file = file
+        super().__init__(self.text())
+
+    def text(self) -> str:
+        """Returns all problems as text, one after the other."""
+        return "\n".join(problem.text(self.file) for problem in self.problems)
+
+    def as_data(self) -> dict[str, Any]:
+        """Returns all problems as JSON data."""
+        return {"errors": [problem.as_data(self.file) for problem in self.problems]}
+
+    def in_file(self, file: str) -> CausalabError:
+        """Returns the same error with its file named, if it has none yet."""
+        return self if self.file else type(self)(self.problems, file)
+
+
+class InputError(CausalabError):
+    """The document, the data or the command is wrong."""
+
+    exit_code = EXIT_INPUT_WRONG
+
+
+class DocumentError(InputError):
+    """A document is wrong in itself."""
+
+
+class PlanError(InputError):
+    """A document does not fit its rows, its tokenizer or its model."""
+
+
+class DataError(InputError):
+    """A table can't be read, or lacks what was asked of it."""
+
+
+class ModelError(InputError):
+    """A checkpoint can't be opened."""
+
+
+class UsageError(InputError):
+    """The command can't be carried out as it was given."""
+
+
+class RunError(CausalabError):
+    """The run failed."""
+
+
+class CheckError(RunError):
+    """The run finished, and a check of its numbers failed."""
+
+
+def quoted(value: object) -> str:
+    """Returns a value in backticks, shortened to what a line can hold."""
+    text = str(value)
+    return f"`{text if len(text) <= 120 else text[:117] + '…'}`"
+
+
+def listed(values: Iterable[object]) -> str:
+    """Returns values in backticks, separated by commas."""
+    return ", ".join(f"`{value}`" for value in values)
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """Returns a hint that names the nearest known word, or nothing where none is near."""
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    near = near or [name for name in known if len(name) > 2 and (word.startswith(name) or (len(word) > 2 and name.startswith(word)))]
+    return f"did you mean {quoted(near[0])}?" if near else ""

@@ -1,0 +1,56 @@
+"""95 % intervals of a mean: Wilson for fractions, bootstrap for the rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+LEVEL = 0.95
+N_RESAMPLES = 2000
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A range that covers the mean with a probability of `LEVEL` in repeated samples, and how it was made."""
+
+    low: float
+    high: float
+    method: str
+
+
+def wilson(values: Sequence[float]) -> Interval:
+    """Returns the interval of a fraction of ones among zeros and ones.
+
+    Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference", equation 3.
+    """
+    n, z = len(values), NormalDist().inv_cdf(0.5 + LEVEL / 2)
+    fraction = sum(values) / n
+    centre = (fraction + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(fraction * (1 - fraction) / n + z * z / (4 * n * n))
+    return Interval(max(0.0, centre - half), min(1.0, centre + half), "wilson")
+
+
+def bootstrap(values: Sequence[float]) -> Interval | None:
+    """Returns the percentile interval of a mean over resampled rows, or None for fewer than two rows.
+
+    Source: Efron 1979, "Bootstrap methods: another look at the jackknife"; 2,000 resamples from a fixed seed.
+    """
+    if len(values) < 2:
+        return None
+    import numpy
+
+    sample = numpy.asarray(values, dtype=numpy.float64)
+    generator = numpy.random.default_rng(SEED)
+    means = numpy.concatenate(
+        [sample[generator.integers(0, len(sample), (100, len(sample)))].mean(axis=1) for _ in range(N_RESAMPLES // 100)]
+    )
+    low, high = numpy.quantile(means, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
+    return Interval(float(low), float(high), "bootstrap")
+
+
+def interval(values: Sequence[float], unit: str, is_binary: bool) -> Interval | None:
+    """Returns the interval of a metric's mean; `is_binary` tells a fraction of rows from a fraction that may be anything."""
+    return wilson(values) if unit == "fraction" and is_binary and values else bootstrap(values)

@@ -1,0 +1,391 @@
+"""What a document says in two places must agree: names that refer to each other, widths, units, cycles, files.
+
+Needs the document alone. Objects that did not validate are missing from the Spec; their names still count as declared.
+"""
+
+from __future__ import annotations
+
+import graphlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from causalab_mini.errors import Problem, did_you_mean, listed, quoted
+from causalab_mini.plan.digest import entries_of
+from causalab_mini.plan.spec import Difference, Intervention, Observe, Output, OutputRef, Read, Site, Spec, Write
+from causalab_mini.plan.spec.metrics import MetricBase, Recovered
+
+METRIC_SUFFIXES = (".json", ".csv", ".parquet")
+TENSOR_SUFFIXES = (".safetensors",)
+RESERVED_FILES = ("document.json", "run.json", "summary.json", "points.json")
+SECTIONS = ("reads", "writes", "models", "metrics")
+_DEVICE_NAMES = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
+
+
+def check(spec: Spec, raw: Mapping[str, Any]) -> list[Problem]:
+    """Returns everything in a document that does not agree with the rest of it.
+
+    Args:
+        spec: the document, or as much of it as is valid in itself.
+        raw: the document as it was written, for the names it declares.
+    """
+    checker = _Checker(spec, raw)
+    for name, intervention in spec.interventions.items():
+        checker.intervention(f"interventions.{name}", intervention)
+    for name, step in spec.steps.items():
+        checker.step(name, step)
+    return checker.problems
+
+
+@dataclass
+class _Checker:
+    spec: Spec
+    raw: Mapping[str, Any]
+    problems: list[Problem] = field(default_factory=list)
+    outputs: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    metrics: dict[str, set[str]] = field(default_factory=dict)
+
+    def say(self, path: str, expected: str, got: str, hint: str = "", code: str = "reference") -> None:
+        self.problems.append(Problem(path, expected, got, hint, code))
+
+    def declared(self, *path: str) -> list[str]:
+        """Returns the names that the document declares below a path, valid or not."""
+        value: Any = self.raw
+        for part in path:
+            value = value.get(part) if isinstance(value, dict) else None
+        return list(value) if isinstance(value, dict) else []
+
+    def known(self, path: str, what: str, name: str, names: Iterable[str]) -> bool:
+        """Returns whether a name is one of those declared, and says so where it is not."""
+        names = list(names)
+        if name in names:
+            return True
+        expected = f"the name of {what} ({listed(names)})" if names else f"the name of {what} (none is declared)"
+        self.say(path, expected, quoted(name), did_you_mean(name, names))
+        return False
+
+    # sites
+
+    def site(self, path: str, site: str | Site) -> Site | None:
+        if isinstance(site, Site):
+            return site
+        self.known(path, "a site", site, self.declared("sites"))
+        return self.spec.sites.get(site)
+
+    # interventions
+
+    def intervention(self, path: str, intervention: Intervention) -> None:
+        parts = path.split(".")
+        names = self.declared(*parts) if "[" not in path else []
+        roles = self.declared("roles")
+        reads = self.declared(*parts, "reads") if names else list(intervention.reads)
+        writes = self.declared(*parts, "writes") if names else list(intervention.writes)
+        models = self.declared(*parts, "models") if names else list(intervention.models)
+        metrics = self.declared(*parts, "metrics") if names else list(intervention.metrics)
+        for name, read in intervention.reads.items():
+            self.read(f"{path}.reads.{name}", read, models, roles)
+        for name, write in intervention.writes.items():
+            self.write(f"{path}.writes.{name}", write, intervention, reads)
+        for name, model in intervention.models.items():
+            self.known(f"{path}.models.{name}.input", "a role", model.input, roles)
+            for index, entry in enumerate(model.writes):
+                self.known(f"{path}.models.{name}.writes[{index}]", "a write", entry, writes)
+            self.renormalize_last(f"{path}.models.{name}.writes", model.writes, intervention)
+        for name, metric in intervention.metrics.items():
+            self.metric(f"{path}.metrics.{name}", metric, intervention, reads, metrics)
+        self.cycles(f"{path}.models", intervention)
+
+    def read(self, path: str, read: Read, models: Sequence[str], roles: Sequence[str]) -> None:
+        site = self.site(f"{path}.site", read.site)
+        if read.model == "original":
+            if read.input is None:
+                self.say(path, "an `input` (a read of `original` needs a role)", "none")
+        else:
+            self.known(f"{path}.model", "a model", read.model, ["original", *models])
+        if read.input is not None:
+            self.known(f"{path}.input", "a role", read.input, roles)
+        if read.view == "logits" and site is not None and not site.about.is_residual:
+            self.say(f"{path}.view", "`raw` (only the residual stream has a view as logits)", f"`logits` at {quoted(site.component)}")
+
+    def write(self, path: str, write: Write, intervention: Intervention, reads: Sequence[str]) -> None:
+        site = self.site(f"{path}.site", write.site)
+        if site is not None and not site.about.is_writable:
+            self.say(f"{path}.site", "a site that can be written", quoted(site.component))
+        if not isinstance(write.operand, str):
+            return
+        if not self.known(f"{path}.operand", "a read", write.operand, reads) or write.operand not in intervention.reads:
+            return
+        read = intervention.reads[write.operand]
+        source = self.spec.sites.get(read.site) if isinstance(read.site, str) else read.site
+        if site is not None and source is not None:
+            self.fits(f"{path}.operand", site, source, read, write.operand)
+        if write.align == "exact" and None not in (read.pos.width, write.pos.width) and read.pos.width not in (1, write.pos.width):
+            hint = "`align` says how an operand of another width lands"
+            self.say(
+                f"{path}.operand", f"a read {write.pos.width} tokens wide", f"{quoted(write.operand)}, {read.pos.width} wide", hint, "width"
+            )
+        if write.align == "exact" and read.pos.width == 1 and write.pos.width not in (None, 1):
+            hint = "`align: mean` gives a read's mean to every written token"
+            self.say(f"{path}.operand", f"a read {write.pos.width} tokens wide", f"{quoted(write.operand)}, 1 wide", hint, "width")
+
+    def fits(self, path: str, site: Site, source: Site, read: Read, name: str) -> None:
+        """Compares the feature axes of a write and its operand, as far as the document alone tells."""
+        width = "vocabulary" if read.view == "logits" else source.about.width
+        if width != site.about.width:
+            self.say(path, f"a read with {quoted(site.about.width)} features", f"{quoted(name)} with {quoted(width)}", code="width")
+        elif any(
+            len(getattr(site, axis) or ()) != len(getattr(source, axis) or ()) for axis in ("heads", "units") if width == source.about.width
+        ):
+            self.say(path, "a read with as many heads or units", quoted(name), code="width")
+        if source.is_stacked and not site.is_stacked:
+            self.say(path, "a read without a layer axis", f"{quoted(name)}, which is stacked", code="width")
+        if (
+            isinstance(site.layers, tuple)
+            and isinstance(source.layers, tuple)
+            and source.is_stacked
+            and len(site.layers) != len(source.layers)
+        ):
+            self.say(path, f"a read of {len(site.layers)} layers", f"{quoted(name)}, of {len(source.layers)}", code="width")
+
+    def renormalize_last(self, path: str, names: Sequence[str], intervention: Intervention) -> None:
+        writes = [(name, intervention.writes[name]) for name in names if name in intervention.writes]
+        for index, (name, write) in enumerate(writes):
+            if write.mechanism != "renormalize":
+                continue
+            same = [i for i, (_, other) in enumerate(writes) if other.site == write.site]
+            if len(same) < 2 or same[-1] != index:
+                got = "alone" if len(same) < 2 else "before another"
+                self.say(path, f"{quoted(name)} as the last of at least two writes at one site (`renormalize`)", got, code="order")
+
+    def cycles(self, path: str, intervention: Intervention) -> None:
+        """Refuses models that need each other's reads."""
+        needs: dict[tuple[str, str], set[tuple[str, str]]] = {}
+        for forward in forwards_of(intervention):
+            model = intervention.models.get(forward[0])
+            if model is None:
+                continue
+            operands = [intervention.writes[name].operand for name in model.writes if name in intervention.writes]
+            sources = [intervention.reads[operand] for operand in operands if isinstance(operand, str) and operand in intervention.reads]
+            needs[forward] = {source for read in sources if (source := forward_of(read, intervention)) not in (None, forward)}
+        try:
+            graphlib.TopologicalSorter(needs).prepare()
+        except graphlib.CycleError as error:
+            chain = " → ".join(f"`{model}` on `{role}`" for model, role in error.args[1])
+            self.say(path, "models that can be run one after the other", f"a cycle ({chain})", code="cycle")
+
+    def metric(self, path: str, metric: MetricBase, intervention: Intervention, reads: Sequence[str], metrics: Sequence[str]) -> None:
+        found: dict[str, Read] = {}
+        for key in metric.reads:
+            name = getattr(metric, key)
+            if self.known(f"{path}.{key}", "a read", name, reads) and name in intervention.reads:
+                found[key] = intervention.reads[name]
+        needs_vocabulary = metric.needs_vocabulary
+        if isinstance(metric, Recovered):
+            self.known(f"{path}.metric", "a metric", metric.metric, metrics)
+            inner = intervention.metrics.get(metric.metric)
+            if isinstance(inner, Recovered) or (
+                inner is not None and inner.unit == "probability" and inner.reads == ("of",) and hasattr(inner, "k")
+            ):
+                self.say(f"{path}.metric", "a metric whose value is a number of one read", quoted(metric.metric))
+            needs_vocabulary = inner is not None and inner.needs_vocabulary
+        for key, read in found.items():
+            if read.pos.width != 1:
+                width = "of no fixed width" if read.pos.width is None else f"{read.pos.width} tokens wide"
+                self.say(f"{path}.{key}", "a read one token wide", f"{quoted(getattr(metric, key))}, {width}", code="width")
+            site = self.spec.sites.get(read.site) if isinstance(read.site, str) else read.site
+            if needs_vocabulary and site is not None and not (site.about.is_vocabulary or read.view == "logits"):
+                got = f"{quoted(getattr(metric, key))} at {quoted(site.component)}"
+                hint = 'a residual stream can be read as logits: `"view": "logits"`' if site.about.is_residual else ""
+                self.say(f"{path}.{key}", "a read of logits", got, hint, "vocabulary")
+        if len(found) > 1:
+            self.same_axes(path, metric, found)
+
+    def same_axes(self, path: str, metric: MetricBase, found: Mapping[str, Read]) -> None:
+        sites = {key: self.spec.sites.get(read.site) if isinstance(read.site, str) else read.site for key, read in found.items()}
+        first = sites.get("of")
+        for key, site in sites.items():
+            if site is None or first is None or key == "of":
+                continue
+            same_width = site.about.width == first.about.width or bool(found[key].view == found["of"].view == "logits")
+            if not (metric.needs_vocabulary or same_width):
+                self.say(
+                    f"{path}.{key}",
+                    f"a read of the same features as {quoted(getattr(metric, 'of', ''))}",
+                    quoted(site.component),
+                    code="width",
+                )
+
+    # steps
+
+    def step(self, name: str, step: Observe) -> None:
+        path = f"steps.{name}"
+        entries = step.interventions if isinstance(step.interventions, tuple) else (step.interventions,)
+        is_list = isinstance(step.interventions, tuple)
+        complete = True
+        for index, entry in enumerate(entries):
+            where = f"{path}.interventions[{index}]" if is_list else f"{path}.interventions"
+            if isinstance(entry, str):
+                known = self.known(where, "an intervention", entry, self.declared("interventions"))
+                complete = complete and known and entry in self.spec.interventions
+            else:
+                self.intervention(where, entry)
+        named = [entry for entry in entries if isinstance(entry, str)]
+        if len(set(named)) != len(named):
+            self.say(f"{path}.interventions", "distinct interventions", listed(named))
+        if not complete:
+            for output in step.outputs:
+                self.outputs[output] = name
+            return
+        interventions = dict(entries_of(self.spec, name, step))
+        reads = {i: self.names_in(i, item, "reads") for i, item in interventions.items()}
+        scores = {i: self.names_in(i, item, "metrics") for i, item in interventions.items()}
+        if all(self.is_whole(i, item) for i, item in interventions.items()):
+            self.rows(path, step, interventions)
+        self.refs(path, interventions)
+        self.step_outputs(path, name, step, reads, is_list)
+        self.metrics[name] = {f"{i}/{metric}" for i, names in scores.items() for metric in names}
+        self.where(path, step)
+        self.saves(path, step, scores, is_list)
+
+    def names_in(self, name: str, intervention: Intervention, section: str) -> list[str]:
+        """Returns what an intervention declares in a section, valid or not."""
+        declared = self.declared("interventions", name, section) if self.spec.interventions.get(name) is intervention else []
+        return declared or list(getattr(intervention, section))
+
+    def is_whole(self, name: str, intervention: Intervention) -> bool:
+        """Returns whether everything that an intervention declares is valid in itself."""
+        return all(len(self.names_in(name, intervention, section)) == len(getattr(intervention, section)) for section in SECTIONS)
+
+    def rows(self, path: str, step: Observe, interventions: Mapping[str, Intervention]) -> None:
+        used = {role for item in interventions.values() for _, role in forwards_of(item)} & set(self.declared("roles"))
+        if any(metric.columns for item in interventions.values() for metric in item.metrics.values()):
+            used.add("base")
+        for role in step.rows:
+            if self.known(f"{path}.rows.{role}", "a role", role, self.declared("roles")) and role not in used:
+                self.say(f"{path}.rows.{role}", f"only roles that the step's interventions use ({listed(sorted(used))})", quoted(role))
+        for role in sorted(used - set(step.rows)):
+            self.say(f"{path}.rows", f"rows of {quoted(role)}, which the step's interventions use", listed(step.rows) or "none")
+
+    def refs(self, path: str, interventions: Mapping[str, Intervention]) -> None:
+        for name, intervention in interventions.items():
+            for write_name in {entry for model in intervention.models.values() for entry in model.writes}:
+                operand = intervention.writes[write_name].operand if write_name in intervention.writes else None
+                if isinstance(operand, OutputRef) and operand.ref not in self.outputs:
+                    hint = (
+                        did_you_mean(operand.ref, list(self.outputs)) or "outputs are declared in the `outputs` of a step before this one"
+                    )
+                    where = f"interventions.{name}.writes.{write_name}.operand.ref" if name in self.spec.interventions else path
+                    self.say(
+                        where,
+                        f"an output of a step before {quoted(path)} ({listed(self.outputs) or 'there is none'})",
+                        quoted(operand.ref),
+                        hint,
+                    )
+
+    def step_outputs(self, path: str, name: str, step: Observe, names: Mapping[str, Sequence[str]], is_list: bool) -> None:
+        reads = _values(names, is_list)
+        for output_name, output in step.outputs.items():
+            where = f"{path}.outputs.{output_name}"
+            if output_name in self.outputs:
+                self.say(
+                    where, "a name that no other output has", f"{quoted(output_name)}, also of step {quoted(self.outputs[output_name])}"
+                )
+            if isinstance(output, Difference):
+                for index, part in enumerate(output.difference):
+                    if part == output_name:
+                        self.say(f"{where}.difference[{index}]", "another output", "itself")
+                    else:
+                        before = list(self.outputs) + [other for other in step.outputs if other != output_name]
+                        self.known(f"{where}.difference[{index}]", "an output", part, before)
+            else:
+                read = output.read if isinstance(output, Output) else output
+                self.known(f"{where}.read" if isinstance(output, Output) else where, "a read", read, reads)
+        for output_name in step.outputs:
+            self.outputs.setdefault(output_name, name)
+
+    def where(self, path: str, step: Observe) -> None:
+        if step.where is None:
+            return
+        earlier = self.spec.steps.get(step.where.step)
+        if not self.known(f"{path}.where.step", "an earlier step", step.where.step, [n for n in self.metrics if f"steps.{n}" != path]):
+            return
+        metrics = self.metrics[step.where.step]
+        names = sorted(metrics | {name.partition("/")[2] for name in metrics})
+        if not self.known(f"{path}.where.metric", "a metric of that step", step.where.metric, names):
+            return
+        if earlier is not None and earlier.rows.get("base") != step.rows.get("base"):
+            got = f"{quoted(step.rows.get('base'))} here and {quoted(earlier.rows.get('base'))} there"
+            self.say(f"{path}.where", "the same rows of `base` in both steps", got)
+
+    def saves(self, path: str, step: Observe, names: Mapping[str, Sequence[str]], is_list: bool) -> None:
+        metrics = _values(names, is_list)
+        values = {**metrics, **dict.fromkeys(step.outputs)}
+        for index, save in enumerate(step.saves):
+            where = f"{path}.saves[{index}]"
+            if not self.known(f"{where}.value", "a metric or an output of this step", save.value, values):
+                continue
+            folder = save.value.partition("/")[0] if "/" in save.value and is_list else metrics.get(save.value) if is_list else None
+            is_metric = save.value in metrics
+            suffixes = METRIC_SUFFIXES if is_metric else TENSOR_SUFFIXES
+            if not save.file_path.endswith(suffixes):
+                what = "metric" if is_metric else "tensor"
+                self.say(
+                    f"{where}.file_path", f"a file name ending in {listed(suffixes)} (for a {what})", quoted(save.file_path), code="file"
+                )
+            if problem := path_problem(save.file_path):
+                self.say(f"{where}.file_path", "a path inside the output folder", f"{quoted(save.file_path)} ({problem})", code="file")
+            full = str(PurePosixPath(folder or "", save.file_path)).casefold()
+            if full in self.files:
+                self.say(
+                    f"{where}.file_path",
+                    "a file that no other save writes",
+                    f"{quoted(save.file_path)}, also of `{self.files[full]}`",
+                    code="file",
+                )
+            self.files.setdefault(full, where)
+
+
+def path_problem(text: str) -> str:
+    """Returns why a relative path of a save is refused, or nothing."""
+    parts = text.split("/")
+    if "\\" in text or any(ord(character) < 32 or character in '<>:"|?*' for character in text):
+        return "a character that file names can't have everywhere"
+    if any(part in ("", ".", "..") for part in parts):
+        return "absolute, or with an empty or dotted part"
+    if any(_DEVICE_NAMES.fullmatch(part) or part.endswith((" ", ".")) for part in parts):
+        return "a name that is reserved"
+    if any(len(part.encode()) > 200 for part in parts):
+        return "a name of more than 200 bytes"
+    if text.casefold() in RESERVED_FILES:
+        return "a file of the run itself"
+    return ""
+
+
+def forward_of(read: Read, intervention: Intervention) -> tuple[str, str] | None:
+    """Returns which model on which role a read is of, or None where the document does not say."""
+    role = read.input
+    if role is None and read.model in intervention.models:
+        role = intervention.models[read.model].input
+    return None if role is None else (read.model, role)
+
+
+def forwards_of(intervention: Intervention) -> list[tuple[str, str]]:
+    """Returns every (model, role) that an intervention runs, in the order in which its reads name them."""
+    found = [forward_of(read, intervention) for read in intervention.reads.values()]
+    return list(dict.fromkeys(forward for forward in found if forward is not None))
+
+
+def _values(by_intervention: Mapping[str, Sequence[str]], is_list: bool) -> dict[str, str | None]:
+    """Returns how values may be named, with their intervention: qualified in a list, and bare where that is unique."""
+    names: dict[str, str | None] = {}
+    bare = [name for values in by_intervention.values() for name in values]
+    for intervention, values in by_intervention.items():
+        for name in values:
+            if is_list:
+                names[f"{intervention}/{name}"] = intervention
+            if not is_list or bare.count(name) == 1:
+                names[name] = intervention
+    return names

@@ -1,0 +1,84 @@
+"""What makes two documents the same experiment: SHA-256 over what a document means, not over how it is spelled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from causalab_mini.plan.spec import Intervention, Observe, Read, Site, Spec, Write
+from causalab_mini.plan.strict import Strict
+
+
+def digest(spec: Spec) -> str:
+    """Returns the digest of one point: without header, defaults, and declared things that no step uses."""
+    return _sha256(canonical(spec))
+
+
+def digest_of_points(digests: Iterable[str]) -> str:
+    """Returns the digest of a document: its point's, or that of all its points in order."""
+    all_digests = list(digests)
+    return all_digests[0] if len(all_digests) == 1 else _sha256(all_digests)
+
+
+def canonical(spec: Spec) -> dict[str, Any]:
+    """Returns what a document means as JSON data with one spelling for each meaning."""
+    used = _used_interventions(spec)
+    sites = {place.site for intervention in used.values() for place in places_of(intervention) if isinstance(place.site, str)}
+    roles = {name for step in spec.steps.values() for name in step.rows}
+    return {
+        "model": _plain(spec.model),
+        "roles": {name: _plain(role) for name, role in spec.roles.items() if name in roles},
+        "sites": {name: _plain(site) for name, site in spec.sites.items() if name in sites},
+        "interventions": {name: _plain(item) for name, item in spec.interventions.items() if used.get(name) is item},
+        "steps": [[name, _plain(step)] for name, step in spec.steps.items()],
+    }
+
+
+def places_of(intervention: Intervention) -> tuple[Read | Write, ...]:
+    """Returns an intervention's reads and writes."""
+    return (*intervention.reads.values(), *intervention.writes.values())
+
+
+def _used_interventions(spec: Spec) -> dict[str, Intervention]:
+    used: dict[str, Intervention] = {}
+    for step_name, step in spec.steps.items():
+        for name, intervention in entries_of(spec, step_name, step):
+            used.setdefault(name, intervention)
+    return used
+
+
+def entries_of(spec: Spec, step_name: str, step: Observe) -> list[tuple[str, Intervention]]:
+    """Returns a step's interventions with their names; one written in place has its index, or the step's name where it is alone."""
+    if isinstance(step.interventions, tuple):
+        return [
+            (entry, spec.interventions[entry]) if isinstance(entry, str) else (str(index), entry)
+            for index, entry in enumerate(step.interventions)
+        ]
+    entry = step.interventions
+    return [(entry, spec.interventions[entry]) if isinstance(entry, str) else (step_name, entry)]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Site) and isinstance(value.layers, tuple) and len(value.layers) == 1:
+        return {**_spelled(value), "layers": value.layers[0]}
+    if isinstance(value, Strict):
+        return _spelled(value)
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _spelled(value: Strict) -> dict[str, Any]:
+    required = {name for name, field in type(value).model_fields.items() if field.is_required()}
+    return {name: _plain(inner) for name, inner in value.spelled().items()} | {name: _plain(getattr(value, name)) for name in required}
+
+
+def _sha256(data: Any) -> str:
+    text = json.dumps(data, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,347 @@
+"""The plan: what must be read and written where, in which forwards, over which rows. Frozen, without tensors, without results.
+
+Every position stays as it was written, with the text of each row's anchor beside it; the schedule turns them into indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from causalab_mini.data.prompts import Prompt
+from causalab_mini.data.table import Table
+from causalab_mini.errors import PlanError
+from causalab_mini.model.components import COMPONENTS, forward_rank
+from causalab_mini.model.facts import ModelFacts
+from causalab_mini.plan.position import Position
+from causalab_mini.plan.spec import Params
+
+__all__ = ["Forward", "Observe", "Plan", "PlanError", "Read", "Request", "Site", "Write"]
+
+RowsKey = tuple[str, str]
+"""A ref and a field: what prompts are made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place with its layers counted from 0.
+
+    Attributes:
+        layers: empty for what belongs to the whole model.
+        is_stacked: whether values have a layer axis.
+        heads, units: which part of the width; None for all of it.
+    """
+
+    component: str
+    layers: tuple[int, ...]
+    is_stacked: bool
+    heads: tuple[int, ...] | None
+    units: tuple[int, ...] | None
+
+    @property
+    def addresses(self) -> tuple[int | None, ...]:
+        """The layer of each address, in listed order; one None for what belongs to the whole model."""
+        return self.layers or (None,)
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """When a forward first passes it."""
+        return min(forward_rank(self.component, layer) for layer in self.addresses)
+
+    @property
+    def last_rank(self) -> tuple[int, int, int]:
+        """When a forward last passes it."""
+        return max(forward_rank(self.component, layer) for layer in self.addresses)
+
+    def __str__(self) -> str:
+        text = self.component + (f"[{','.join(map(str, self.layers))}]" if self.layers else "")
+        if self.heads is not None:
+            text += f".heads[{','.join(map(str, self.heads))}]"
+        return text + (f".units[{','.join(map(str, self.units))}]" if self.units is not None else "")
+
+
+Anchors = tuple[str | None, ...]
+"""The text of a position's anchor, row by row; None where a row has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A value that is taken out of a forward; `is_hidden` for those that the compiler added."""
+
+    name: str
+    site: Site
+    pos: Position
+    anchors: Anchors | None
+    view: str = "raw"
+    is_hidden: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FromRead:
+    """An operand that is a read; with `derange_seed`, row by row another row's value."""
+
+    read: str
+    derange_seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FromOutput:
+    """An operand that is an output of an earlier step; `groups` names each row's group of a `mean_by`."""
+
+    output: str
+    groups: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """An operand that is a number."""
+
+    value: float
+
+
+Operand = FromRead | FromOutput | Constant
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A change that is made in a forward."""
+
+    name: str
+    site: Site
+    pos: Position
+    anchors: Anchors | None
+    mechanism: str
+    operand: Operand | None
+    params: Params
+    align: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """One run of the checkpoint over a role's rows, with its writes and reads in forward order.
+
+    Attributes:
+        model: `original`, or the intervened model's name.
+        role: whose prompts.
+        rows: which prompts.
+        n_rows, n_tokens: rows, and tokens of the longest.
+        places: writes and reads, as the forward passes them; at one place writes come first.
+        appended: tokens after each row's prompt (an answer that is scored), None where there are none.
+    """
+
+    model: str
+    role: str
+    rows: RowsKey
+    n_rows: int
+    n_tokens: int
+    places: tuple[Write | Read, ...]
+    appended: tuple[tuple[int, ...], ...] | None = None
+
+    @property
+    def reads(self) -> tuple[Read, ...]:
+        """Its reads, in forward order."""
+        return tuple(place for place in self.places if isinstance(place, Read))
+
+    @property
+    def writes(self) -> tuple[Write, ...]:
+        """Its writes, in the order in which they apply."""
+        return tuple(place for place in self.places if isinstance(place, Write))
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A score of a read, with the tokens that each row is compared with.
+
+    Attributes:
+        reads: read names by what they are for (`of`, `against`, …).
+        tokens: token ids by column key; a row's is None where its cell is empty.
+        options: what else the kind has (`k`, `how`).
+        inner: the metric that `recovered` is made of.
+    """
+
+    name: str
+    kind: str
+    unit: str
+    reads: Mapping[str, str] = field(hash=False)
+    tokens: Mapping[str, tuple[Any, ...]] = field(hash=False)
+    options: Mapping[str, Any] = field(hash=False)
+    inner: Metric | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Intervention:
+    """One experiment: forwards in the order in which they can run, and scores."""
+
+    name: str
+    forwards: tuple[Forward, ...]
+    metrics: tuple[Metric, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every position is a plain integer, so that every row and run resolves to the same tokens."""
+        return all(place.pos.is_plain_index for forward in self.forwards for place in forward.places if not _is_hidden(place))
+
+    def forward_of(self, read: str) -> Forward:
+        """Returns the forward that a read belongs to."""
+        return next(forward for forward in self.forwards if any(entry.name == read for entry in forward.reads))
+
+    def read(self, name: str) -> Read:
+        """Returns a read by name."""
+        return next(entry for forward in self.forwards for entry in forward.reads if entry.name == name)
+
+
+def _is_hidden(place: Write | Read) -> bool:
+    return isinstance(place, Read) and place.is_hidden
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A read's values for later steps; `groups` names each row's group of a `mean_by`."""
+
+    name: str
+    intervention: str
+    read: str
+    reduce: str
+    k: int | None = None
+    groups: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One output minus another."""
+
+    name: str
+    minuend: str
+    subtrahend: str
+    is_unit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The rows that run: those whose value of an earlier metric lies in a range."""
+
+    step: str
+    intervention: str
+    metric: str
+    least: float | None
+    greatest: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SaveNode:
+    """A file of a step: which value, and where below the point's folder."""
+
+    intervention: str | None
+    value: str
+    file_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observe:
+    """A step that runs interventions over rows.
+
+    Attributes:
+        labels: the rows' `example_id`, or their numbers.
+        rows: which prompts each role has.
+        is_list: whether values and files are kept apart by intervention.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    rows: Mapping[str, RowsKey] = field(hash=False)
+    interventions: tuple[Intervention, ...]
+    outputs: tuple[Output | Difference, ...]
+    saves: tuple[SaveNode, ...]
+    where: Where | None
+    is_list: bool
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows there are."""
+        return len(self.labels)
+
+    def intervention(self, name: str) -> Intervention:
+        """Returns an intervention by name."""
+        return next(item for item in self.interventions if item.name == name)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All steps of one experiment."""
+
+    steps: tuple[Observe, ...]
+
+    def step(self, name: str) -> Observe:
+        """Returns a step by name."""
+        return next(step for step in self.steps if step.name == name)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPoint:
+    """One experiment of a request."""
+
+    label: str
+    values: Mapping[str, Any] = field(hash=False)
+    digest: str
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """Everything that a run needs beside weights: plans, prompts, facts. Holds no engine.
+
+    Attributes:
+        document: the raw document, as authored.
+        digest: of all points.
+        axes: values of every sweep axis.
+        points: the experiments.
+        prompts: by ref and field.
+        tables: by ref.
+        facts: of the checkpoint.
+    """
+
+    document: Any
+    digest: str
+    axes: Mapping[str, tuple[Any, ...]]
+    points: tuple[PlannedPoint, ...]
+    prompts: Mapping[RowsKey, tuple[Prompt, ...]]
+    tables: Mapping[str, Table]
+    facts: ModelFacts
+
+    def __str__(self) -> str:
+        from causalab_mini.plan.explain import explain
+
+        return explain(self)
+
+
+def verify(plan: Plan) -> list[str]:
+    """Returns the laws that a plan breaks; an empty list is a sound plan.
+
+    Places of a forward are in forward order; an operand is read before it is written; names are there that are referred to.
+    """
+    return [law for step in plan.steps for intervention in step.interventions for law in _broken(step, intervention)]
+
+
+def _broken(step: Observe, intervention: Intervention) -> Iterator[str]:
+    where = f"{step.name}/{intervention.name}"
+    read_so_far: set[str] = set()
+    for forward in intervention.forwards:
+        ranks = [place.site.rank for place in forward.places]
+        if ranks != sorted(ranks):
+            yield f"{where}: the places of `{forward.model}` on `{forward.role}` are not in forward order"
+        if forward.n_rows != step.n_rows:
+            yield f"{where}: `{forward.model}` on `{forward.role}` has {forward.n_rows} rows, the step {step.n_rows}"
+        for place in forward.places:
+            if place.anchors is not None and len(place.anchors) != forward.n_rows:
+                yield f"{where}: `{place.name}` has {len(place.anchors)} anchors for {forward.n_rows} rows"
+            if isinstance(place, Write) and isinstance(place.operand, FromRead) and place.operand.read not in read_so_far:
+                yield f"{where}: `{place.name}` is written before `{place.operand.read}` is read"
+            if isinstance(place, Read):
+                read_so_far.add(place.name)
+            if isinstance(place, Write) and not COMPONENTS[place.site.component].is_writable:
+                yield f"{where}: `{place.name}` writes `{place.site.component}`"
+    for metric in intervention.metrics:
+        for name in metric.reads.values():
+            if name not in read_so_far:
+                yield f"{where}: `{metric.name}` scores `{name}`, which is not read"

@@ -1,0 +1,123 @@
+"""Positions: which tokens of a row, as one immutable value.
+
+A position is written as an integer or as an object; both become a `Position`. Nothing here knows a row or a tokenizer.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from causalab_mini.plan.strict import Strict, Tuple, invalid, not_yet, one_of
+
+SEGMENT_PATTERN = r"^[A-Za-z_][A-Za-z0-9_-]*(\[\d+\])?$"
+
+
+class Anchor(Strict):
+    """A run of tokens, named by what it says or by who says it."""
+
+    variable: str | None = Field(None, min_length=1)
+    """The row's own text of this variable, of the role that is addressed."""
+    text: str | None = Field(None, min_length=1)
+    """A literal text, the same on every row."""
+    column: str | None = Field(None, min_length=1)
+    """A column path of the row whose text is looked for."""
+    segment: str | None = Field(None, pattern=SEGMENT_PATTERN)
+    """A turn of a conversation: `user[1]`, or `user` where that role speaks once; `prefix` is the tokenizer's own leading tokens."""
+    occurrence: Annotated[Literal["only", "first", "last"] | int, one_of(("only", "first", "last"), "an integer")] = "only"
+    """Which of several finds: `only` refuses to choose; an integer counts from 0, negative from the last."""
+
+    @model_validator(mode="after")
+    def _one_text(self) -> Anchor:
+        texts = [name for name in ("variable", "text", "column") if getattr(self, name) is not None]
+        if len(texts) > 1:
+            raise invalid("one of `variable`, `text`, `column`", " and ".join(f"`{name}`" for name in texts))
+        if not texts and self.segment is None:
+            raise invalid("at least one of `variable`, `text`, `column`, `segment`", "none")
+        if not texts and self.occurrence != "only":
+            raise invalid("`occurrence` beside a `variable`, `text` or `column`", "a segment alone")
+        return self
+
+    def __str__(self) -> str:
+        return spell(self)
+
+
+class Position(Strict):
+    """Tokens of a row: a cut, inside a run, shifted and thinned."""
+
+    index: int | None = None
+    """One token of the run; negative counts from its end."""
+    span: Tuple[int, int] | None = None
+    """A half-open range of the run; negative ends count from its end."""
+    last: int | None = Field(None, gt=0)
+    """The final n tokens of the run."""
+    all: Literal[True] | None = None
+    """Every token of the run."""
+    scope: Anchor | None = None
+    """The run that is cut; absent, it is the row's whole content."""
+    stride: int | None = Field(None, ge=1)
+    """Every n-th token of a `span`, `last` or `all`, from its start."""
+    offset: int | None = None
+    """How many tokens the cut is shifted by once it is resolved; it may leave the run, never the content."""
+    frame: Literal["prompt", "generated"] = "prompt"
+    """Which sequence: the prompt, or what the model generates."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return {"index": value}
+        if isinstance(value, str):
+            raise not_yet("selector strings")
+        if not isinstance(value, dict):
+            raise invalid("a position (an integer or an object)", value)
+        return value
+
+    @model_validator(mode="after")
+    def _one_cut(self) -> Position:
+        cuts = [name for name in ("index", "span", "last", "all") if getattr(self, name) is not None]
+        if len(cuts) != 1:
+            got = " and ".join(f"`{name}`" for name in cuts) or "none"
+            raise invalid("exactly one of `index`, `span`, `last`, `all`", got)
+        if self.stride is not None and self.index is not None:
+            raise invalid("`stride` beside a `span`, `last` or `all`", "`index`")
+        if self.span is not None and (self.span[0] < 0) == (self.span[1] < 0) and self.span[0] >= self.span[1]:
+            raise invalid("a `span` of at least one token", list(self.span))
+        if self.frame == "generated":
+            raise not_yet("the generated frame")
+        return self
+
+    @property
+    def is_plain_index(self) -> bool:
+        """Whether this is nothing but an integer."""
+        return self.index is not None and self.scope is None and not self.offset
+
+    @property
+    def width(self) -> int | None:
+        """How many tokens this is on every row; None where rows may differ."""
+        if self.index is not None:
+            return 1
+        if self.last is not None:
+            n = self.last
+        elif self.span is not None and (self.span[0] < 0) == (self.span[1] < 0):
+            n = self.span[1] - self.span[0]
+        else:
+            return None
+        return -(-n // (self.stride or 1))
+
+    def __str__(self) -> str:
+        return spell(self)
+
+
+PositionField = Annotated[Position, Field(json_schema_extra={"examples": [-1, {"index": -1, "scope": {"variable": "entity"}}]})]
+
+
+def spell(value: Any) -> str:
+    """Returns a position as a plan prints it: `{index:-1 scope:{variable:entity}}`, defaults left out."""
+    if isinstance(value, Strict):
+        parts = [f"{name}:{spell(getattr(value, name))}" for name in type(value).model_fields if name in value.spelled()]
+        return "{" + " ".join(parts) + "}"
+    if isinstance(value, tuple):
+        return "[" + ",".join(spell(part) for part in value) + "]"
+    return {True: "true"}.get(value, str(value)) if isinstance(value, bool) else str(value)

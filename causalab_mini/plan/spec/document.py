@@ -1,0 +1,115 @@
+"""The document as a whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from causalab_mini.data.fields import parse_field
+from causalab_mini.plan.spec.interventions import Intervention
+from causalab_mini.plan.spec.sites import Site
+from causalab_mini.plan.spec.steps import Step
+from causalab_mini.plan.strict import Named, Strict, Tuple, invalid, refuse_not_yet
+
+__all__ = ["Header", "ModelSpec", "Role", "Site", "Spec", "ValidationError"]
+
+
+class Header(Strict):
+    """For people; no part of what the experiment is."""
+
+    title: str | None = None
+    """A name for the experiment."""
+    description: str | None = None
+    """What it is about."""
+    tags: Tuple[str, ...] = ()
+    """Words to find it by."""
+
+
+class ModelSpec(Strict):
+    """Which checkpoint is examined."""
+
+    key: str = Field(min_length=1)
+    """A hub id (`org/name`), a local folder, or `bundled:NAME` for a model that ships with the package."""
+    revision: str | None = Field(None, min_length=1)
+    """Commit, branch or tag; required for a hub id, refused otherwise."""
+    dtype: Literal["fp32", "bf16", "fp16"]
+    """What the weights are loaded as."""
+    attn_implementation: Literal["eager", "sdpa"] | None = None
+    """How attention is computed; absent, as transformers chooses."""
+
+    @field_validator("key")
+    @classmethod
+    def _local_has_no_revision(cls, key: str) -> str:
+        if key == "bundled:":
+            raise invalid("`bundled:NAME`", key)
+        return key
+
+    @model_validator(mode="after")
+    def _bundled_has_no_revision(self) -> ModelSpec:
+        if self.key.startswith("bundled:") and self.revision is not None:
+            raise invalid("no `revision` (a bundled model has none)", f"`{self.revision}`")
+        return self
+
+
+class Role(Strict):
+    """One side of a pair of prompts."""
+
+    field: str
+    """The column path of a row that holds the prompt: a text, or a conversation."""
+
+    @field_validator("field")
+    @classmethod
+    def _is_a_path(cls, value: str) -> str:
+        if parse_field(value) is None:
+            raise invalid("a field path like `input` or `counterfactual_inputs[0]`", f"`{value}`")
+        return value
+
+
+class Spec(Strict):
+    """A causal-intervention experiment."""
+
+    version: Annotated[Literal[1], Field()] = 1
+    """The language's version."""
+    header: Header = Header()
+    """Title, description and tags."""
+    model: ModelSpec
+    """Which checkpoint."""
+    roles: Named[Role]
+    """Which column of a row is which side of the pair; one of them is `base`."""
+    sites: Named[Site] = Field(default_factory=dict)
+    """Places inside the model, by name."""
+    featurizers: Annotated[Any, refuse_not_yet("featurizers")] = Field(default_factory=dict)
+    """Coordinate systems in which values are compared and replaced."""
+    interventions: Named[Intervention] = Field(default_factory=dict)
+    """The experiments; nothing runs by being declared."""
+    steps: Annotated[Named[Step], Field(min_length=1)]
+    """What runs, in this order."""
+
+    @field_validator("version", mode="before")
+    @classmethod
+    def _this_version(cls, value: Any) -> Any:
+        if value is True or value != 1 or isinstance(value, float):
+            raise invalid("`1`", value, "this release reads version 1 of the language", "version")
+        return value
+
+    @field_validator("roles")
+    @classmethod
+    def _has_base(cls, value: dict[str, Role]) -> dict[str, Role]:
+        if "base" not in value:
+            raise invalid("a role of the name `base`", "none")
+        return value
+
+    @classmethod
+    def model_validate(cls, obj: Any, **kwargs: Any) -> Spec:
+        """Returns the Spec of a parsed document, judged by the rules of JSON.
+
+        A document with sweeps is judged at every point, and its first point returned; `causalab_mini.load` has them all.
+
+        Raises:
+            DocumentError: with every problem of the document.
+        """
+        from causalab_mini.plan.load import load_raw
+
+        return load_raw(json.loads(json.dumps(obj, allow_nan=False))).points[0].spec

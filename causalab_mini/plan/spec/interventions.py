@@ -1,0 +1,170 @@
+"""What is read, what is written where, which intervened models that makes, and how their outputs are scored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Tag, model_validator
+
+from causalab_mini.plan.position import PositionField
+from causalab_mini.plan.spec.metrics import Metric
+from causalab_mini.plan.spec.sites import SiteField
+from causalab_mini.plan.strict import Name, Named, Strict, Tuple, invalid, phrases, refuse_not_yet, tag_by
+
+Mechanism = Literal["swap", "add_scaled", "lerp", "gaussian", "clamp", "renormalize", "project_out", "permute", "knockout"]
+NotYet = Annotated[None, refuse_not_yet("featurizers")]
+
+
+@dataclass(frozen=True, slots=True)
+class MechanismRule:
+    """What a mechanism needs beside its place."""
+
+    has_operand: bool
+    required: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    at_least_one: tuple[str, ...] = ()
+
+    @property
+    def params(self) -> tuple[str, ...]:
+        """Every parameter that the mechanism understands."""
+        return (*self.required, *self.optional, *self.at_least_one)
+
+
+MECHANISM_RULES: Mapping[str, MechanismRule] = {
+    "swap": MechanismRule(True),
+    "add_scaled": MechanismRule(True, optional=("scale",)),
+    "lerp": MechanismRule(True, required=("t",)),
+    "gaussian": MechanismRule(False, required=("seed",), optional=("scale",)),
+    "clamp": MechanismRule(False, at_least_one=("lo", "hi")),
+    "renormalize": MechanismRule(False),
+    "project_out": MechanismRule(True),
+    "permute": MechanismRule(False, required=("seed",)),
+    "knockout": MechanismRule(False),
+}
+
+
+class OutputRef(Strict):
+    """An output of an earlier step."""
+
+    ref: Name
+    """The output's name."""
+
+
+class Params(Strict):
+    """Parameters of a mechanism; each understands its own."""
+
+    scale: float | None = None
+    """`add_scaled`, `gaussian`: the factor, 1 where absent."""
+    t: float | None = None
+    """`lerp`: 0 leaves the value, 1 replaces it."""
+    seed: int | None = Field(None, ge=0)
+    """`gaussian`, `permute`: the seed of the draw."""
+    lo: float | None = None
+    """`clamp`: the least value."""
+    hi: float | None = None
+    """`clamp`: the greatest value."""
+
+
+Operand = Annotated[
+    Annotated[Name, Tag("<read>")] | Annotated[OutputRef, Tag("<output>")] | Annotated[float, Tag("<number>")],
+    tag_by({str: "<read>", dict: "<output>", OutputRef: "<output>"}, "<number>"),
+]
+
+
+class Read(Strict):
+    """A value that is taken out of a forward."""
+
+    site: SiteField
+    """Where: a declared site's name, or a site."""
+    pos: PositionField
+    """At which tokens."""
+    keys: Annotated[PositionField | None, refuse_not_yet("`keys`")] = None
+    """On the key axis: which keys."""
+    model: Name = "original"
+    """`original`, or a name of `models`."""
+    input: Name | None = None
+    """Which role the forward runs on; required for `original`."""
+    featurizer: NotYet = None
+    """The coordinates in which the value is taken."""
+    view: Literal["raw", "logits"] = "raw"
+    """`logits`: what the final norm and the unembedding make of a residual stream."""
+
+
+class Write(Strict):
+    """A change that is made in a forward."""
+
+    site: SiteField
+    """Where: a declared site's name, or a site."""
+    pos: PositionField
+    """At which tokens."""
+    keys: Annotated[PositionField | None, refuse_not_yet("`keys`")] = None
+    """On the key axis: which keys."""
+    mechanism: Mechanism
+    """How the new value is made."""
+    operand: Operand | None = None
+    """What is written: a read, an output of an earlier step, or a number."""
+    featurizer: NotYet = None
+    """The coordinates in which the value is replaced."""
+    features: Annotated[Tuple[int, ...] | None, refuse_not_yet("`features`")] = None
+    """Which coordinates of the feature space."""
+    params: Params = Params()
+    """Parameters of the mechanism."""
+    align: Literal["exact", "last", "first", "mean"] = "exact"
+    """How an operand of another width lands."""
+
+    @model_validator(mode="after")
+    def _fits_mechanism(self) -> Write:
+        rule = MECHANISM_RULES[self.mechanism]
+        if rule.has_operand and self.operand is None:
+            raise invalid(f"an `operand` (`{self.mechanism}` needs one)", "none")
+        if not rule.has_operand and self.operand is not None:
+            raise invalid(f"no `operand` (`{self.mechanism}` takes none)", "one")
+        given = set(self.params.spelled())
+        if unknown := given - set(rule.params):
+            known = phrases(rule.params) or "none"
+            raise invalid(f"`params` that `{self.mechanism}` understands ({known})", phrases(sorted(unknown)))
+        if missing := [name for name in rule.required if name not in given]:
+            raise invalid(f"`params` with {phrases(missing)} (`{self.mechanism}` needs it)", phrases(sorted(given)) or "none")
+        if rule.at_least_one and not given & set(rule.at_least_one):
+            raise invalid(f"`params` with at least one of {phrases(rule.at_least_one)}", "none")
+        if self.params.lo is not None and self.params.hi is not None and self.params.lo > self.params.hi:
+            raise invalid("`lo` not above `hi`", f"`{self.params.lo}` and `{self.params.hi}`")
+        return self
+
+
+class ModelDef(Strict):
+    """An intervened model: the checkpoint run on a role with some writes."""
+
+    input: Name
+    """The role that it runs on."""
+    writes: Annotated[Tuple[Name, ...], Field(min_length=1)]
+    """The writes, in the order in which they apply where they meet at one address."""
+
+    @model_validator(mode="after")
+    def _distinct(self) -> ModelDef:
+        if len(set(self.writes)) != len(self.writes):
+            raise invalid("distinct `writes`", list(self.writes))
+        return self
+
+
+class Intervention(Strict):
+    """One experiment: its reads, writes, intervened models and scores."""
+
+    reads: Annotated[Named[Read], Field(min_length=1)]
+    """What is read."""
+    writes: Named[Write] = Field(default_factory=dict)
+    """What is written."""
+    models: Named[ModelDef] = Field(default_factory=dict)
+    """The intervened models, by name."""
+    metrics: Named[Metric] = Field(default_factory=dict)
+    """How reads are scored."""
+    decode: Annotated[Any, refuse_not_yet("`decode`")] = 0
+    """How many tokens are generated, or how."""
+
+    @model_validator(mode="after")
+    def _original_is_taken(self) -> Intervention:
+        if "original" in self.models:
+            raise invalid("another name (`original` is the model without writes)", "`models.original`")
+        return self

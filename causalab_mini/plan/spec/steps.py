@@ -1,0 +1,117 @@
+"""What runs, over which rows, and what of it is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from causalab_mini.plan.spec.interventions import Intervention
+from causalab_mini.plan.strict import Name, Named, Strict, Tuple, invalid, refuse_not_yet, tag_by, tag_by_kind
+
+Reduce = Literal["none", "mean", "std", "pca", "mean_by"]
+
+
+class Output(Strict):
+    """A read's values over the rows of a step, for later steps and for files."""
+
+    read: str
+    """The read."""
+    reduce: Reduce = "none"
+    """What becomes of the rows: kept, their mean or standard deviation, principal directions, or the mean of each group."""
+    k: int | None = Field(None, gt=0)
+    """`pca`: how many directions."""
+    by: str | None = None
+    """`mean_by`: the column that names the group."""
+
+    @model_validator(mode="after")
+    def _fits_reduce(self) -> Output:
+        if (self.k is not None) != (self.reduce == "pca"):
+            raise invalid("`k` with `pca` and only there", f"`{self.reduce}` {'without' if self.k is None else 'with'} `k`")
+        if (self.by is not None) != (self.reduce == "mean_by"):
+            raise invalid("`by` with `mean_by` and only there", f"`{self.reduce}` {'without' if self.by is None else 'with'} `by`")
+        return self
+
+
+class Difference(Strict):
+    """One output minus another."""
+
+    difference: Tuple[Name, Name]
+    """Two outputs of this step or of earlier ones: the first minus the second."""
+    unit: bool = False
+    """Whether the result is scaled to length 1."""
+
+
+class Save(Strict):
+    """A value that is written to a file."""
+
+    value: str
+    """A metric or an output; `<intervention>/<value>` where a list of interventions makes the bare name ambiguous."""
+    file_path: str = Field(min_length=1)
+    """Where, below the output folder: `.json`, `.csv` or `.parquet` for metrics, `.safetensors` for tensors."""
+
+
+class Where(Strict):
+    """Which rows run: those whose value of an earlier step's metric lies in a range."""
+
+    step: Name
+    """The earlier step."""
+    metric: str
+    """The metric of that step."""
+    min: float | None = None
+    """The least value that passes."""
+    max: float | None = None
+    """The greatest value that passes."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Where:
+        if self.min is None and self.max is None:
+            raise invalid("`min`, `max` or both", "neither")
+        return self
+
+
+def _output_tag(value: Any) -> str:
+    if isinstance(value, str):
+        return "<read>"
+    return "<difference>" if isinstance(value, Difference) or (isinstance(value, dict) and "difference" in value) else "<output>"
+
+
+OutputField = Annotated[
+    Annotated[str, Tag("<read>")] | Annotated[Output, Tag("<output>")] | Annotated[Difference, Tag("<difference>")],
+    Discriminator(_output_tag),
+]
+InterventionField = Annotated[
+    Annotated[str, Tag("<name>")] | Annotated[Intervention, Tag("<intervention>")], tag_by({str: "<name>"}, "<intervention>")
+]
+Interventions = Annotated[
+    Annotated[str, Tag("<name>")]
+    | Annotated[Intervention, Tag("<intervention>")]
+    | Annotated[Tuple[InterventionField, ...], Field(min_length=1), Tag("<list>")],
+    tag_by({str: "<name>", list: "<list>", tuple: "<list>"}, "<intervention>"),
+]
+
+
+class Observe(Strict):
+    """Runs interventions over rows."""
+
+    kind: Literal["observe"]
+    rows: Annotated[Named[str], Field(min_length=1)]
+    """For each role that the interventions use, the ref of its rows."""
+    interventions: Interventions
+    """A name, an intervention in place, or a list of either."""
+    outputs: Named[OutputField] = Field(default_factory=dict)
+    """Values kept for later steps and for files: a read's name, or an output."""
+    controls: Annotated[Any, refuse_not_yet("`controls`")] = ()
+    """Control experiments beside the step's own."""
+    where: Where | None = None
+    """Which rows run."""
+    saves: Tuple[Save, ...] = ()
+    """What is written to files."""
+
+
+STEP_MODELS: Mapping[str, type[Strict]] = {"observe": Observe}
+NOT_YET_STEPS = ("fit", "weights", "attribute", "stream", "fit_probe")
+
+_, _KNOWN_KIND = tag_by_kind(STEP_MODELS, NOT_YET_STEPS)
+Step = Annotated[Observe, _KNOWN_KIND]

@@ -1,0 +1,70 @@
+"""The record of a run: what was run, with what, whether it finished, and what its checks said."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any
+
+from causalab_mini.plan.plan import Request
+
+PACKAGES = ("causalab-mini", "torch", "transformers", "nnterp", "nnsight", "pydantic", "safetensors", "tokenizers")
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that numbers depend on."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def peak_memory_bytes() -> int:
+    """Returns the largest resident size of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def make_record(
+    request: Request,
+    status: str,
+    started: datetime,
+    engine: Mapping[str, Any] | None,
+    steps: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any],
+    error: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Returns the record as JSON data.
+
+    Args:
+        request: what was run.
+        status: `running`, `finished`, `failed` or `interrupted`.
+        started: when.
+        engine: what the engine says of itself, None before the weights are loaded.
+        steps: time, checks and batch size of every step of every point.
+        options: of the run.
+        error: what it failed with.
+    """
+    now = datetime.now(UTC)
+    return {
+        "status": status,
+        "digest": request.digest,
+        "model": {"key": request.facts.key, "revision": request.facts.revision, "dtype": request.facts.dtype},
+        **(engine or {}),
+        "versions": versions(),
+        "data": {ref: {"sha256": table.sha256, "n_rows": len(table.rows)} for ref, table in request.tables.items()},
+        "options": dict(options),
+        "n_points": len(request.points),
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round((now - started).total_seconds(), 3),
+        "peak_memory_bytes": peak_memory_bytes(),
+        "steps": list(steps),
+        "error": None if error is None else dict(error),
+    }

@@ -1,0 +1,43 @@
+"""Outputs as safetensors files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+
+def output_bytes(
+    name: str, data: Tensor, lengths: tuple[int, ...], kind: str, groups: tuple[str, ...], is_stacked: bool, digest: str
+) -> bytes:
+    """Returns an output as a safetensors file.
+
+    A stacked read's tensors begin with a layer axis. `window`: (token, feature), or (feature,) where it is one vector. `groups`: one
+    vector each, named `<output>/<group>`. `rows`: (row, token, feature) where every row has as many tokens, else (token, feature) with
+    `<output>.lengths` beside it.
+
+    Args:
+        name: of the output.
+        data: (layer, token, feature).
+        lengths: tokens of each entry.
+        kind: what the entries are.
+        groups: names of them.
+        is_stacked: whether the layer axis is kept.
+        digest: of the experiment, kept as metadata.
+    """
+    import torch
+    from safetensors.torch import save
+
+    values = data if is_stacked else data[0]
+    axis = 1 if is_stacked else 0
+    tensors: dict[str, Tensor] = {}
+    if kind == "groups":
+        tensors = {f"{name}/{group}": values.select(axis, index) for index, group in enumerate(groups)}
+    elif kind == "window":
+        tensors[name] = values.squeeze(axis) if values.shape[axis] == 1 else values
+    elif len(set(lengths)) == 1 and lengths[0]:
+        shape: list[Any] = [*values.shape[:axis], len(lengths), lengths[0], values.shape[-1]]
+        tensors[name] = values.reshape(shape)
+    else:
+        tensors = {name: values, f"{name}.lengths": torch.tensor(lengths)}
+    return bytes(save({key: tensor.contiguous().cpu() for key, tensor in tensors.items()}, metadata={"digest": digest, "kind": kind}))

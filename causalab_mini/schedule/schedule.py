@@ -1,0 +1,229 @@
+"""The schedule: the passes of every step, with the window of every place on every row, and the refusals that needs.
+
+A write with nowhere to go is refused here, before any weight is loaded; a read that misses makes its row ineligible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from causalab_mini.data.prompts import Prompt
+from causalab_mini.errors import PlanError, Problem, quoted
+from causalab_mini.plan import plan as nodes
+from causalab_mini.schedule.locate import Reason, Window, locate
+
+Windows = tuple[Window, ...]
+"""One window a row of the step."""
+
+MISSING_WRITE_HINT = (
+    "a read may miss a row, a write may not: the row would be scored as if it had been written. Take the row out, or mend its anchor"
+)
+AMBIGUOUS_HINT = "; for a text that stands there more than once, `occurrence` or `segment` in its scope says which"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """One forward over the rows of a step, every place located.
+
+    Attributes:
+        windows: by read and write name.
+        missing: rows on which an operand has no value, with the reason; they are not written.
+    """
+
+    forward: nodes.Forward
+    windows: Mapping[str, Windows]
+    missing: Mapping[int, Reason]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepSchedule:
+    """The passes of one step, in the order in which they can run, by intervention."""
+
+    step: nodes.Observe
+    passes: Mapping[str, tuple[Pass, ...]]
+
+    def windows(self, intervention: str, name: str) -> Windows:
+        """Returns the windows of a read or write."""
+        return next(one.windows[name] for one in self.passes[intervention] if name in one.windows)
+
+    def reasons(self, intervention: str, read: str) -> tuple[Reason, ...]:
+        """Returns, row by row, why a read has no value that may be scored; empty where it has one."""
+        owner = next(one for one in self.passes[intervention] if any(entry.name == read for entry in one.forward.reads))
+        return tuple(window.reason or owner.missing.get(row, "") for row, window in enumerate(owner.windows[read]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schedule:
+    """What is run for one point."""
+
+    point: nodes.PlannedPoint
+    steps: tuple[StepSchedule, ...]
+
+
+@dataclass(slots=True)
+class _Shapes:
+    """What is known of outputs while steps are scheduled: tokens a row, tokens of a window, or one vector (None)."""
+
+    by_output: dict[str, tuple[int, ...] | int | None] = field(default_factory=dict)
+
+
+def build_schedule(request: nodes.Request, point: nodes.PlannedPoint) -> Schedule:
+    """Returns the schedule of one point of a request.
+
+    Raises:
+        PlanError: a write has nowhere to go, a read without anchor misses, an operand has another width than its write, or no row
+            of a metric can be scored; with every problem.
+    """
+    problems: list[Problem] = []
+    shapes = _Shapes()
+    steps = []
+    for step in point.plan.steps:
+        passes = {}
+        for intervention in step.interventions:
+            passes[intervention.name] = _passes(request, step, intervention, shapes, problems)
+        schedule = StepSchedule(step, passes)
+        steps.append(schedule)
+        if step.where is None:
+            problems += _without_eligible_rows(schedule)
+        _note_outputs(schedule, shapes)
+    if problems:
+        raise PlanError(dict.fromkeys(problems))
+    return Schedule(point, tuple(steps))
+
+
+def _passes(
+    request: nodes.Request, step: nodes.Observe, intervention: nodes.Intervention, shapes: _Shapes, problems: list[Problem]
+) -> tuple[Pass, ...]:
+    passes: list[Pass] = []
+    reasons: dict[str, list[Reason]] = {}
+    tokens: dict[str, Windows] = {}
+    for forward in intervention.forwards:
+        prompts = request.prompts[forward.rows]
+        windows = {place.name: _windows(place, forward, prompts) for place in forward.places}
+        missing: dict[int, Reason] = {}
+        for place in forward.places:
+            path = f"interventions.{intervention.name}.{'writes' if isinstance(place, nodes.Write) else 'reads'}.{place.name}"
+            found = windows[place.name]
+            if isinstance(place, nodes.Read):
+                reasons[place.name] = [window.reason for window in found]
+                if place.pos.scope is None and not place.is_hidden:
+                    problems += _misses(path, found, step)
+            else:
+                problems += _nowhere(path, found, step)
+                if isinstance(place.operand, nodes.FromRead) and place.operand.derange_seed is None:
+                    late = reasons.get(place.operand.read) or [""] * len(found)
+                    missing |= {row: reason for row, reason in enumerate(late) if reason}
+                problems += _width_problems(path, place, found, {**tokens, **windows}, shapes)
+        for read in forward.reads:
+            reasons[read.name] = [reason or missing.get(row, "") for row, reason in enumerate(reasons[read.name])]
+        tokens |= windows
+        passes.append(Pass(forward, windows, missing))
+    return tuple(passes)
+
+
+def _windows(place: nodes.Read | nodes.Write, forward: nodes.Forward, prompts: Sequence[Prompt]) -> Windows:
+    if forward.appended is not None and isinstance(place, nodes.Read):
+        return tuple(
+            Window(tuple(range(prompt.n_content - 1, prompt.n_content - 1 + len(answer)))) if answer else Window((), "column_missing")
+            for prompt, answer in zip(prompts, forward.appended, strict=True)
+        )
+    anchors = place.anchors or (None,) * len(prompts)
+    return tuple(locate(place.pos, anchor, prompt) for anchor, prompt in zip(anchors, prompts, strict=True))
+
+
+def _rows_text(step: nodes.Observe, rows: Mapping[int, str]) -> str:
+    shown = ", ".join(
+        f"row {row} ({reason})" if step.labels[row] == str(row) else f"row {row} {quoted(step.labels[row])} ({reason})"
+        for row, reason in list(rows.items())[:20]
+    )
+    return shown + (f" and {len(rows) - 20} more rows" if len(rows) > 20 else "")
+
+
+def _nowhere(path: str, windows: Windows, step: nodes.Observe) -> list[Problem]:
+    rows = {row: window.reason for row, window in enumerate(windows) if window.reason}
+    if not rows or step.where is not None:
+        return []
+    hint = MISSING_WRITE_HINT + (AMBIGUOUS_HINT if "alignment_ambiguous" in rows.values() else "")
+    return [Problem(f"{path}.pos", "something to write on every row", f"nothing on {_rows_text(step, rows)}", hint, "write_has_no_place")]
+
+
+def _misses(path: str, windows: Windows, step: nodes.Observe) -> list[Problem]:
+    rows = {row: window.reason for row, window in enumerate(windows) if window.reason}
+    if not rows or step.where is not None:
+        return []
+    return [Problem(f"{path}.pos", "a position that every row has", f"none on {_rows_text(step, rows)}", code="read_has_no_place")]
+
+
+def _width_problems(path: str, write: nodes.Write, windows: Windows, tokens: Mapping[str, Windows], shapes: _Shapes) -> Iterable[Problem]:
+    """Yields the rows on which an operand has another number of tokens than its write."""
+    if write.align != "exact" or write.operand is None or isinstance(write.operand, nodes.Constant):
+        return
+    if isinstance(write.operand, nodes.FromRead):
+        if write.operand.read not in tokens:
+            return
+        widths: Sequence[int] = [len(window.tokens) for window in tokens[write.operand.read]]
+        if write.operand.derange_seed is not None:
+            if len(set(widths)) > 1:
+                yield Problem(
+                    path,
+                    "as many tokens on every row (`permute` takes another row's)",
+                    f"from {min(widths)} to {max(widths)}",
+                    code="width",
+                )
+            return
+        what = quoted(write.operand.read)
+    else:
+        shape = shapes.by_output.get(write.operand.output)
+        if shape is None or shape == 1:
+            return
+        widths = shape if isinstance(shape, tuple) else (shape,) * len(windows)
+        what = quoted(write.operand.output)
+        if len(widths) != len(windows):
+            yield Problem(f"{path}.operand", f"an output of {len(windows)} rows", f"{what}, of {len(widths)}", code="width")
+            return
+    differ = [
+        row
+        for row, (width, window) in enumerate(zip(widths, windows, strict=True))
+        if width and window.tokens and width != len(window.tokens)
+    ]
+    if differ:
+        row = differ[0]
+        got = f"{what} with {widths[row]} for {len(windows[row].tokens)} on row {row}"
+        got += f" (rows {', '.join(map(str, differ[:20]))}{' …' if len(differ) > 20 else ''} differ)" if len(differ) > 1 else ""
+        hint = "`align` says how an operand of another width lands: `last`, `first` or `mean`"
+        yield Problem(f"{path}.operand", "as many tokens as are written, row by row", got, hint, "width")
+
+
+def _without_eligible_rows(schedule: StepSchedule) -> Iterable[Problem]:
+    for intervention in schedule.step.interventions:
+        for metric in intervention.metrics:
+            reasons = metric_reasons(schedule, intervention, metric)
+            if all(reasons):
+                path = f"interventions.{intervention.name}.metrics.{metric.name}"
+                counts = ", ".join(f"{reasons.count(reason)} × {reason}" for reason in dict.fromkeys(reasons))
+                yield Problem(path, "at least one row that can be scored", f"none of {len(reasons)} ({counts})", code="no_eligible_row")
+
+
+def metric_reasons(schedule: StepSchedule, intervention: nodes.Intervention, metric: nodes.Metric) -> tuple[Reason, ...]:
+    """Returns, row by row, why a metric can't be scored; empty where it can."""
+    found: list[Reason] = [""] * schedule.step.n_rows
+    for read in metric.reads.values():
+        found = [reason or own for reason, own in zip(found, schedule.reasons(intervention.name, read), strict=True)]
+    for cells in metric.tokens.values():
+        found = [reason or ("column_missing" if cell is None else "") for reason, cell in zip(found, cells, strict=True)]
+    return tuple(found)
+
+
+def _note_outputs(schedule: StepSchedule, shapes: _Shapes) -> None:
+    for output in schedule.step.outputs:
+        if isinstance(output, nodes.Difference):
+            shapes.by_output[output.name] = shapes.by_output.get(output.minuend)
+            continue
+        read = schedule.step.intervention(output.intervention).read(output.read)
+        widths = tuple(len(window.tokens) for window in schedule.windows(output.intervention, output.read))
+        if output.reduce == "none":
+            shapes.by_output[output.name] = widths
+        else:
+            is_rectangle = read.pos.width is not None and read.pos.scope is None
+            shapes.by_output[output.name] = read.pos.width if is_rectangle and output.reduce != "pca" else output.k

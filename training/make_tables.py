@@ -1,0 +1,76 @@
+"""Writes the tables the documents use, from the tasks and the bundled models.
+
+Responsible for which pairs a document can rely on: the names of a pair take the same tokens' places, both answers are
+one token, and the model gives both; `successor/all.json` alone holds any pair. Deterministic.
+`python training/make_tables.py [--models DIR] [--out DIR]`.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from accuracy import is_right, load
+from lines import Line
+from localise import equal_pieces
+from pieces import piece_count
+from train_bundled import BUNDLED, FOLDERS
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from causalab_mini.data.tasks import Row, ioi, successor
+
+DATA = Path(__file__).resolve().parent.parent / "data"
+
+SEED = 11
+N_PAIRS = 48
+N_ALL = 96
+
+
+def interchangeable(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Callable[[Row], bool]:
+    """Returns whether a row's names take the same tokens' places and the model gives both of its one-token answers."""
+    same_places = equal_pieces(tokenizer)
+
+    def keep(row: Row) -> bool:
+        sides = [(row["input"], row["base_answer"]), (row["counterfactual_inputs"][0], row["cf_answer"])]
+        return (
+            all(piece_count(tokenizer, answer.strip()) == 1 for _, answer in sides)
+            and same_places(row)
+            and all(is_right(model, tokenizer, Line(prompt, answer, row["task"])) for prompt, answer in sides)
+        )
+
+    return keep
+
+
+def tables(models: Path) -> dict[str, list[Row]]:
+    """Returns the rows of every table by its path below `data/`."""
+    llama, llama_tokenizer = load(models / FOLDERS["llama"])
+    gpt2, gpt2_tokenizer = load(models / FOLDERS["gpt2"])
+    of_llama = interchangeable(llama, llama_tokenizer)
+    of_gpt2 = interchangeable(gpt2, gpt2_tokenizer)
+    one_piece_names = [name for name in ioi.NAMES if piece_count(gpt2_tokenizer, name) == 1]
+    return {
+        "successor/pairs.json": successor.make_pairs(n=N_PAIRS, seed=SEED, keep=of_llama),
+        "successor/gpt2_pairs.json": successor.make_pairs(n=N_PAIRS, seed=SEED, keep=of_gpt2),
+        "successor/all.json": successor.make_pairs(n=N_ALL, seed=SEED),
+        "ioi/pairs.json": ioi.make_pairs(n=N_PAIRS, seed=SEED, names=one_piece_names, keep=of_gpt2),
+        "chat/pairs.json": successor.make_pairs(n=N_PAIRS, seed=SEED, form="chat", keep=of_llama),
+    }
+
+
+def main() -> None:
+    """Writes the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", type=Path, default=BUNDLED, help="where the models' folders are")
+    parser.add_argument("--out", type=Path, default=DATA, help="where the tables go")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    for name, rows in tables(arguments.models).items():
+        path = arguments.out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(rows, indent=1) + "\n")
+        print(f"{len(rows):4} {path}")
+
+
+if __name__ == "__main__":
+    main()
