@@ -131,6 +131,11 @@ class Experiment:
         watcher.on_scheduled(request, schedules)
         writer = _Writer(folder, request, self.options)
         writer.begin(self.document)
+
+        def on_point(point: PointResult) -> None:
+            writer.point(point)
+            watcher.on_point(point)
+
         try:
             run = execute(
                 engine,
@@ -138,7 +143,7 @@ class Experiment:
                 schedules=schedules,
                 batch_size=self.options.batch_size,
                 check=self.options.check,
-                on_point=lambda point: None,
+                on_point=on_point,
                 on_pass=watcher.on_pass,
             )
         except KeyboardInterrupt:
@@ -244,18 +249,20 @@ def find_document(name: str | Path) -> Path:
     text = str(name)
     if not text.startswith(PREFIX):
         return Path(name)
-    folder = shipped_folder("documents")
-    known = {
-        str(path.relative_to(folder).with_suffix("")): path
-        for path in sorted(folder.rglob("*.json"))
-        if "data" not in path.relative_to(folder).parts
-    }
+    known = example_documents()
     wanted = text.removeprefix(PREFIX)
     if wanted not in known:
         raise UsageError(
             Problem("", f"a document that ships ({listed(known)})", quoted(wanted), did_you_mean(wanted, list(known)), "document")
         )
     return known[wanted]
+
+
+def example_documents() -> dict[str, Path]:
+    """Returns the documents that ship, by name."""
+    folder = shipped_folder("documents")
+    files = (path for path in sorted(folder.rglob("*.json")) if "data" not in path.relative_to(folder).parts)
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in files}
 
 
 def load(

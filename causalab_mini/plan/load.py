@@ -6,7 +6,7 @@ All problems of a document come at once: an object that does not validate is set
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from causalab_mini.data.strict_json import parse_json, read_text
 from causalab_mini.errors import DocumentError, Problem, UsageError, quoted
 from causalab_mini.plan.check import check
 from causalab_mini.plan.digest import digest, digest_of_points
-from causalab_mini.plan.problems import location, problems_of
+from causalab_mini.plan.problems import location, path_text, problems_of
 from causalab_mini.plan.spec import ModelSpec, Spec
 from causalab_mini.plan.sweep import Axis, CountAll, expand, find_axes
 
+NULLABLE = (("attn_implementation",),)
 SECTIONS_OF_INTERVENTION = ("reads", "writes", "models", "metrics")
 
 
@@ -168,9 +169,22 @@ def _validate(document: dict[str, Any]) -> tuple[Spec | None, list[Problem]]:
             if pruned == rest:
                 break
             rest = pruned
+    problems = [*problems, *_nulls(document, ())]
     if spec is not None:
         problems = [*problems, *check(spec, document)]
     return (None if problems else spec), problems
+
+
+def _nulls(value: Any, path: tuple[str | int, ...]) -> Iterator[Problem]:
+    """Yields every `null` that stands where the language has none."""
+    if value is None and path[-1:] not in NULLABLE:
+        yield Problem(path_text(path), "a value", "`null`", "leave the key out for its default", "type")
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _nulls(inner, (*path, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _nulls(inner, (*path, index))
 
 
 def _without(document: dict[str, Any], locations: list[tuple[str | int, ...]]) -> dict[str, Any]:

@@ -92,11 +92,17 @@ def _keys_at(root: Any, loc: Sequence[str | int]) -> list[str]:
     """Returns the keys of the model that stands at a location, following annotations and union tags."""
     here: list[Any] = [root]
     for part in loc:
-        here = [inner for annotation in here for inner in _inside(annotation, part)]
-    return [name for annotation in _flat(here) if _is_model(annotation) for name in annotation.model_fields]
+        here = [inner for annotation in here for inner in inside(annotation, part)]
+    return known_keys(here)
 
 
-def _inside(annotation: Any, part: str | int) -> list[Any]:
+def known_keys(annotations: Iterable[Any]) -> list[str]:
+    """Returns the keys of the models among some annotations."""
+    return [name for annotation in _flat(annotations) if _is_model(annotation) for name in annotation.model_fields]
+
+
+def inside(annotation: Any, part: str | int) -> list[Any]:
+    """Returns what an annotation says of a key, an index, or a union's member by its tag."""
     if isinstance(part, str) and part.startswith("<"):
         return [member for member in _members(annotation) if part in _tags(member)] or [annotation]
     found = []

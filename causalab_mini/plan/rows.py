@@ -21,7 +21,7 @@ MAX_NAMED_ROWS = 10
 class Rows:
     """Tables and prompts of a document, shared by all its points."""
 
-    def __init__(self, data_root: Path, tokenizer: Any, facts: ModelFacts) -> None:
+    def __init__(self, data_root: Path, tokenizer: Any, facts: ModelFacts | None) -> None:
         self.data_root = data_root
         self.tokenizer = tokenizer
         self.facts = facts
@@ -75,7 +75,7 @@ class Rows:
                     Problem(f"{role_path}.field", error.expected, f"{error.got} on row {index} of {quoted(ref)}", code="prompt")
                 )
                 continue
-            if self.facts.max_positions is not None and prompt.n_tokens > self.facts.max_positions:
+            if self.facts is not None and self.facts.max_positions is not None and prompt.n_tokens > self.facts.max_positions:
                 expected = f"at most {self.facts.max_positions} tokens (the model's learned positions)"
                 problems.append(
                     Problem(f"{role_path}.field", expected, f"{prompt.n_tokens} on row {index} of {quoted(ref)}", code="prompt")

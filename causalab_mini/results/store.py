@@ -67,22 +67,38 @@ class RunFolder:
         path = self.path / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".part")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                Path(temporary).replace(path)
-            except BaseException:
-                Path(temporary).unlink(missing_ok=True)
-                raise
-            _sync_folder(path.parent)
+            write_atomically(path, data)
         except OSError as error:
             raise RunError(Problem(str(path), "a file that can be written", (error.strerror or str(error)).lower(), code="write")) from None
         if path not in self.written:
             self.written.append(path)
         return path
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes a file to a temporary name, flushes it to disk and renames it, so that it is there whole or as it was before.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o666 & ~_umask())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _digest_in(record: Path) -> str | None:

@@ -1,0 +1,54 @@
+"""`causalab-mini validate`: whether documents are right, with every mistake at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from causalab_mini.cli import options
+from causalab_mini.errors import EXIT_INPUT_WRONG, InputError
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+
+    @app.command()
+    def validate(
+        documents: Annotated[list[str], typer.Argument(metavar="DOC…", help="Documents: files, or `bundled:NAME`.")],
+        no_model: Annotated[bool, typer.Option("--no-model", help="Judge the files alone: no checkpoint, no tables.")] = False,
+        data_root: options.DataRoot = None,
+        set_: options.Set = None,
+        trust_remote_code: options.TrustRemoteCode = False,
+        as_json: options.AsJson = False,
+    ) -> None:
+        """Check documents: the files, then their rows, tokens and positions against the checkpoint's config. Loads no weights."""
+        from causalab_mini.experiment import Options, find_document, load
+        from causalab_mini.plan.load import load_spec
+
+        found: list[dict[str, Any]] = []
+        for name in documents:
+            try:
+                if no_model:
+                    document = load_spec(find_document(name), options.overrides(set_))
+                else:
+                    experiment = load(
+                        name, data_root=data_root, overrides=options.overrides(set_), options=Options(trust_remote_code=trust_remote_code)
+                    )
+                    experiment.compile()
+                    document = experiment.document
+            except InputError as error:
+                found.append({"document": name, "valid": False, **error.as_data()})
+                if not as_json:
+                    print(error.text(), file=sys.stderr)
+                continue
+            n = len(document.points)
+            found.append({"document": name, "valid": True, "digest": document.digest, "n_points": n})
+            if not as_json:
+                print(f"ok {name}  ({n} point{'s' if n != 1 else ''}, digest {document.digest[:12]})")
+        if as_json:
+            print(json.dumps(found, indent=1, ensure_ascii=False))
+        if not all(entry["valid"] for entry in found):
+            sys.exit(EXIT_INPUT_WRONG)

@@ -1,0 +1,74 @@
+"""Everything that a document may say, by section, from the tables that judge it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import get_args
+
+from causalab_mini.model.components import COMPONENTS
+from causalab_mini.plan.position import Anchor, Position
+from causalab_mini.plan.spec import MECHANISM_RULES, METRIC_MODELS, STEP_MODELS, TokenForm
+from causalab_mini.plan.spec.interventions import NOT_YET_MECHANISMS
+from causalab_mini.plan.spec.metrics import NOT_YET_METRICS
+from causalab_mini.plan.spec.steps import NOT_YET_STEPS, Reduce
+from causalab_mini.plan.strict import Strict
+
+NOT_YET = "(not there yet)"
+REDUCTIONS = {
+    "none": "every row's own values",
+    "mean": "over rows; of a ragged read, over all its tokens",
+    "std": "standard deviation, as `mean`",
+    "pca": "`k` directions of greatest variance",
+    "mean_by": "the mean of each group of rows, named by the column `by`",
+}
+REASONS = {
+    "alignment_missing": "the text or segment is not in the row",
+    "alignment_ambiguous": "it is there more than once, and `occurrence` is `only`",
+    "out_of_range": "the cut or offset does not fit",
+    "filtered": "the row failed a `where`",
+    "column_missing": "the row's cell of a metric's column is empty",
+    "zero_denominator": "`recovered` where clean and corrupt are equal",
+    "not_finite": "the number is NaN or infinite",
+}
+TOKEN_FORMS = {
+    "space_prefixed": "one space, then the stripped text",
+    "bare": "the stripped text",
+    "as_written": "the text as it stands in the column",
+    "id": "the column holds token ids",
+}
+
+
+def vocabulary() -> Mapping[str, Mapping[str, str]]:
+    """Returns what a document may say: by section, each word with its meaning."""
+    assert set(REDUCTIONS) == set(get_args(Reduce))
+    assert set(TOKEN_FORMS) == set(get_args(TokenForm))
+    return {
+        "components": {
+            name: f"{component.meaning}; {'a layer' if component.per_layer else 'whole model'}{'' if component.is_available else ' ' + NOT_YET}"
+            for name, component in COMPONENTS.items()
+        },
+        "positions": _fields(Position),
+        "anchors": _fields(Anchor),
+        "mechanisms": {
+            name: f"operand {'required' if rule.has_operand else 'refused'}"
+            + (f"; params {', '.join(rule.params)}" if rule.params else "")
+            + (f" {NOT_YET}" if name in NOT_YET_MECHANISMS else "")
+            for name, rule in MECHANISM_RULES.items()
+        },
+        "metrics": {
+            **{name: f"{_first_line(model)} [{model.unit}]" for name, model in METRIC_MODELS.items()},
+            **dict.fromkeys(NOT_YET_METRICS, NOT_YET),
+        },
+        "token forms": TOKEN_FORMS,
+        "reductions": REDUCTIONS,
+        "steps": {**{name: _first_line(model) for name, model in STEP_MODELS.items()}, **dict.fromkeys(NOT_YET_STEPS, NOT_YET)},
+        "reasons": REASONS,
+    }
+
+
+def _fields(model: type[Strict]) -> dict[str, str]:
+    return {name: (field.description or "").replace("\n", " ") for name, field in model.model_fields.items()}
+
+
+def _first_line(model: type[Strict]) -> str:
+    return (model.__doc__ or "").strip().partition("\n")[0]
