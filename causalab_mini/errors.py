@@ -19,6 +19,7 @@ with 70.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -28,6 +29,8 @@ EXIT_RUN_FAILED = 1
 EXIT_INPUT_WRONG = 2
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
+
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Problem:
         where = [] if not file else [file if self.line is None else f"{file}:{self.line}:{self.column}"]
         if self.path:
             where.append(self.path)
-        head = ": ".join(["error", *where, f"expected {self.expected}, got {self.got}"])
+        head = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", ": ".join(["error", *where, f"expected {self.expected}, got {self.got}"]))
         return f"{head}\nhint: {self.hint}" if self.hint else head
 
     def as_data(self, file: str = "") -> dict[str, Any]:

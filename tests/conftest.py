@@ -6,6 +6,7 @@ Nothing here imports torch until a test asks for a checkpoint, so that the plain
 import json
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -21,10 +22,13 @@ SEED_MODEL = "hf-internal-testing/tiny-random-LlamaForCausalLM"
 SEED_REVISION = "9fb191250dd56d0ba7ec9785a025ed29c03d5998"
 BUNDLED = ("successor-llama", "successor-gpt2")
 RANDOM = ("llama-grouped", "gpt2-untied", "gpt2-tied", "llama-tied", "mistral", "qwen2", "qwen3")
+BYTE_LEVEL = ("gpt2-untied", "gpt2-tied", "qwen2")  # transformers makes any tokenizer of a Qwen 2 folder a byte-level one
 
 
 def pytest_unconfigure():
     shutil.rmtree(HUB, ignore_errors=True)
+    if tracing := sys.modules.get("nnsight.intervention.tracing.util"):
+        tracing._devnull.close()  # it opens /dev/null when it is imported, and leaves it open
 
 
 def small_tokenizer():
@@ -79,6 +83,7 @@ def save_random(folder, config, tokenizer, seed=0):
     """Writes a checkpoint whose every parameter is random, norms and biases too, and large enough to matter."""
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -86,6 +91,7 @@ def save_random(folder, config, tokenizer, seed=0):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.15)
+    logging.disable_progress_bar()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -125,8 +131,7 @@ def checkpoints(tmp_path_factory):
             from transformers import AutoTokenizer
 
             folder = tmp_path_factory.mktemp(name)
-            is_gpt2 = name.startswith("gpt2")
-            tokenizer = AutoTokenizer.from_pretrained(SHIPPED / "successor-gpt2") if is_gpt2 else small_tokenizer()
+            tokenizer = AutoTokenizer.from_pretrained(SHIPPED / "successor-gpt2") if name in BYTE_LEVEL else small_tokenizer()
             save_random(folder, random_config(name, len(tokenizer)), tokenizer)
             made[name] = folder
         return made[name]
@@ -175,7 +180,7 @@ def rows_of():
     from authoring import RAGGED_PAIRS
 
     def rows(name):
-        if name in RANDOM and not name.startswith("gpt2"):
+        if name in RANDOM and name not in BYTE_LEVEL:
             return RAGGED_PAIRS
         table = "pairs" if name == "successor-llama" else "gpt2_pairs"
         every = json.loads((ROOT / "data" / "successor" / f"{table}.json").read_text(encoding="utf-8"))

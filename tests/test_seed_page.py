@@ -108,7 +108,7 @@ def test_resolve_py_prints_the_windows_and_what_they_decode_to(capsys):
     from causalab_mini.engine.engines.nnterp import NNterpEngine
     from causalab_mini.plan.spec import Spec
 
-    raw = json.loads(open(ENTITY_PATCH).read())
+    raw = json.loads(Path(ENTITY_PATCH).read_text(encoding="utf-8"))
     engine = NNterpEngine.load(Spec.model_validate(raw).model, device_map="cpu")
     done = engine.execute(plan.build_request(raw, "documents/data", engine))
     where = done.step("score", plan.Observe).results["positions"]

@@ -42,6 +42,17 @@ def interchangeable(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) 
     return keep
 
 
+def with_choices(rows: list[Row]) -> list[Row]:
+    """Returns rows with both neighbours of the name beside them, in the column `choices`."""
+    choices: dict[str, list[str]] = {}
+    for family, listed in successor.FAMILIES.items():
+        for direction, step in successor.STEPS.items():
+            for entity in successor.entities(family, direction):
+                other = listed.entities[(listed.entities.index(entity) + step) % len(listed.entities)]
+                choices.setdefault(entity, []).append(f" {other}")
+    return [row | {"choices": choices[row["entity"]]} for row in rows if len(choices[row["entity"]]) == 2]
+
+
 def tables(models: Path) -> dict[str, list[Row]]:
     """Returns the rows of every table by its path below `data/`."""
     llama, llama_tokenizer = load(models / FOLDERS["llama"])
@@ -49,8 +60,32 @@ def tables(models: Path) -> dict[str, list[Row]]:
     of_llama = interchangeable(llama, llama_tokenizer)
     of_gpt2 = interchangeable(gpt2, gpt2_tokenizer)
     one_piece_names = [name for name in ioi.NAMES if piece_count(gpt2_tokenizer, name) == 1]
+    fits = equal_pieces(llama_tokenizer)
+
+    def n_pieces(text: str) -> int:
+        return piece_count(llama_tokenizer, text.strip())
+
+    def is_steerable(row: Row) -> bool:
+        other = row["counterfactual_inputs_variables"][0]["entity"]
+        return (row["entity"], other) == ("Tuesday", "Saturday") and of_llama(row)
+
+    def asks_back(row: Row) -> bool:
+        users = [turn["content"] for turn in row["input"] if turn["role"] == "user"]
+        return len(users) == 2 and row["entity"] in users[0] and of_llama(row)
+
+    def has_long_answers(row: Row) -> bool:
+        sides = [(row["input"], row["base_answer"]), (row["counterfactual_inputs"][0], row["cf_answer"])]
+        is_long = all(n_pieces(answer) > 1 for _, answer in sides) and fits(row)
+        return is_long and all(is_right(llama, llama_tokenizer, Line(prompt, answer, row["task"])) for prompt, answer in sides)
+
+    pairs = successor.make_pairs(n=N_PAIRS, seed=SEED, keep=of_llama)
     return {
-        "successor/pairs.json": successor.make_pairs(n=N_PAIRS, seed=SEED, keep=of_llama),
+        "successor/pieces.json": successor.make_pairs(n=32, seed=SEED, keep=lambda row: n_pieces(row["entity"]) > 1 and of_llama(row)),
+        "successor/choices.json": with_choices([row for row in pairs if n_pieces(row["entity"]) > 1]),
+        "successor/steering.json": successor.make_pairs(n=32, seed=SEED, families=("day",), keep=is_steerable),
+        "successor/long_answers.json": successor.make_pairs(n=32, seed=SEED, keep=has_long_answers),
+        "chat/two_turns.json": successor.make_pairs(n=32, seed=SEED, form="chat", keep=asks_back),
+        "successor/pairs.json": pairs,
         "successor/gpt2_pairs.json": successor.make_pairs(n=N_PAIRS, seed=SEED, keep=of_gpt2),
         "successor/all.json": successor.make_pairs(n=N_ALL, seed=SEED),
         "ioi/pairs.json": ioi.make_pairs(n=N_PAIRS, seed=SEED, names=one_piece_names, keep=of_gpt2),

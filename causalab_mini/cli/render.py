@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,56 +22,67 @@ Entry = Mapping[str, Any]
 
 
 def summary_table(summary: Sequence[Entry]) -> Table:
-    """Returns metrics with counts, means and intervals; of many points, the first ones and how many more there are."""
+    """Returns metrics with counts, means and intervals; of very many, the first ones and how many more there are."""
     table = Table(title="metrics (mean over eligible rows, 95 % interval)", title_justify="left", title_style="bold")
-    has_points = any(entry["point"] for entry in summary)
-    for name in (["point"] if has_points else []) + ["step", "metric"]:
-        table.add_column(name, overflow="fold")
+    axes = list(dict.fromkeys(axis for entry in summary for axis in _axes(entry)))
+    has_steps = len({entry["step"] for entry in summary}) > 1
+    for name in axes:
+        table.add_column(name, overflow="fold", max_width=36)
+    for name in (["step"] if has_steps else []) + ["metric"]:
+        table.add_column(name, no_wrap=True)
     for name in ("rows", "mean", "interval"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("unit")
+    table.add_column("unit", no_wrap=True)
     for entry in summary[:MAX_LINES]:
-        point = [entry["point"]] if has_points else []
-        metric = entry["metric"] + (f" [layer {entry['layer']}]" if "layer" in entry else "")
+        place = [_axes(entry).get(axis, "") for axis in axes] + ([entry["step"]] if has_steps else [])
         rows = str(entry["n"]) if entry["n"] == entry["eligible"] else f"{entry['eligible']} of {entry['n']}"
-        table.add_row(*point, entry["step"], metric, rows, _number(entry["mean"]), _interval(entry["interval"]), entry["unit"])
+        table.add_row(*place, entry["metric"], rows, _number(entry["mean"]), _interval(entry["interval"]), entry["unit"])
     if len(summary) > MAX_LINES:
         table.caption = f"and {len(summary) - MAX_LINES} more in summary.json"
     return table
 
 
 def heat_maps(summary: Sequence[Entry]) -> Iterator[Table]:
-    """Yields one map for each step and metric of a sweep of one or two axes: the mean at every point, in colour.
+    """Yields one map for each step and metric over one or two axes: the mean at every point, in colour.
 
-    The axis with more values runs across. A sweep of more axes has no map.
+    The axis with more values runs across; the layers of a stacked read are an axis too. More axes than two have no map.
     """
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in summary:
-        if entry["axes"] and "layer" not in entry and isinstance(entry["mean"], float):
+        if _axes(entry) and isinstance(entry["mean"], float):
             groups.setdefault((entry["step"], entry["metric"]), []).append(entry)
     for (step, metric), entries in groups.items():
-        axes = list(entries[0]["axes"])
-        if len(axes) > 2 or len(entries) < 2:
-            continue
-        yield _heat_map(f"{step} · {metric} ({entries[0]['unit']})", axes, entries)
+        axes = list(_axes(entries[0]))
+        if len(axes) <= 2 and len(entries) > 1:
+            yield _heat_map(f"{step} · {metric} ({entries[0]['unit']})", axes, entries)
+
+
+def _axes(entry: Entry) -> dict[str, str]:
+    """Returns an entry's place on every axis as text, the layer of a stacked read included."""
+    axes = {axis: _shown(value) for axis, value in entry["axes"].items()}
+    return axes | ({"layer": str(entry["layer"])} if "layer" in entry else {})
+
+
+def _shown(value: Any) -> str:
+    """Returns a swept value in few characters: an object without the quotes of its keys."""
+    return re.sub(r'"([A-Za-z_]+)"', r"\1", show_value(value)).replace(",", " ") if isinstance(value, dict) else show_value(value)
 
 
 def _heat_map(title: str, axes: list[str], entries: Sequence[Entry]) -> Table:
-    values = {axis: list(dict.fromkeys(show_value(entry["axes"][axis]) for entry in entries)) for axis in axes}
+    values = {axis: list(dict.fromkeys(_axes(entry)[axis] for entry in entries)) for axis in axes}
     across = max(axes, key=lambda axis: len(values[axis]))
     down = next((axis for axis in axes if axis != across), None)
-    means = {(show_value(entry["axes"][down]) if down else "", show_value(entry["axes"][across])): entry["mean"] for entry in entries}
+    means = {(_axes(entry)[down] if down else "", _axes(entry)[across]): entry["mean"] for entry in entries}
     low, high = min(means.values()), max(means.values())
     if entries[0]["unit"] in ("fraction", "probability"):
         low, high = min(0.0, low), max(1.0, high)
-    table = Table(title=title, title_justify="left", title_style="bold", caption=f"across: {across}" + (f"; down: {down}" if down else ""))
-    table.caption_justify = "left"
-    table.add_column("")
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column(f"{down} \\ {across}" if down else f"{across} →", overflow="fold", max_width=48)
     for name in values[across]:
         table.add_column(name, justify="center", no_wrap=True)
     for row in values[down] if down else [""]:
         cells = [_cell(means.get((row, name)), low, high) for name in values[across]]
-        table.add_row(row, *cells)
+        table.add_row(row or " ", *cells)
     return table
 
 
@@ -92,6 +104,7 @@ def _cell(mean: float | None, low: float, high: float) -> Text:
 def check_lines(run: Run) -> Iterator[str]:
     """Yields a line a check, the many passed ones of a sweep in one."""
     checks = [check for point in run.points for step in point.steps.values() for check in step.results["checks"]]
+    labels = {id(check): point.label for point in run.points for step in point.steps.values() for check in step.results["checks"]}
     for name in dict.fromkeys(check.name for check in checks):
         of_name = [check for check in checks if check.name == name]
         said = [check for check in of_name if check.status == "failed" or "changed nothing" in check.text or "left" in check.text]
@@ -107,7 +120,8 @@ def check_lines(run: Run) -> Iterator[str]:
         worst = max((check.data["largest"] for check in passed if "largest" in check.data), default=None)
         yield f"check {name}: {counts}" + (f"; largest difference {worst:.1e} of the standard deviation" if worst is not None else "")
         for check in said[:5]:
-            yield f"  {check.status}: {check.text}"
+            label = labels[id(check)]
+            yield f"  {check.status}: {label + ': ' if label else ''}{check.text}"
         if len(said) > 5:
             yield f"  and {len(said) - 5} more in run.json"
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
-FIELD_PATTERN = re.compile(rf"{_NAME}(?:\[\d+\])*(?:\.{_NAME}(?:\[\d+\])*)*")
-_PART = re.compile(rf"({_NAME})|\[(\d+)\]")
+_INDICES = r"(?:\[[0-9]{1,9}\])*"
+FIELD_PATTERN = re.compile(rf"{_NAME}{_INDICES}(?:\.{_NAME}{_INDICES})*")
+_PART = re.compile(rf"({_NAME})|\[([0-9]+)\]")
 
 MISSING = object()
 """What `FieldPath.get` returns where a row has nothing at the path."""

@@ -50,22 +50,22 @@ def read_text(path: Path, error: type[InputError], max_bytes: int = MAX_BYTES) -
         raise error(Problem("", "UTF-8", got, code="encoding", line=line, column=column), str(path)) from None
 
 
-def parse_json(text: str, file: str, error: type[InputError]) -> Any:
-    """Returns what a JSON text holds, as `read_json` does."""
-    _scan(text, file, error)
+def parse_json(text: str, file: str, error: type[InputError], first_line: int = 1) -> Any:
+    """Returns what a JSON text holds, as `read_json` does; `first_line` is the number of its first line in the file."""
+    _scan(text, file, error, first_line)
     try:
         return json.loads(text)
     except json.JSONDecodeError as problem:
         got = "the end of the text" if problem.pos >= len(text) else quoted(text[problem.pos : problem.pos + 20].split("\n")[0])
         expected = "the end of the text" if problem.msg == "Extra data" else f"JSON ({problem.msg[0].lower()}{problem.msg[1:]})"
-        raise error(Problem("", expected, got, code="json", line=problem.lineno, column=problem.colno), file) from None
+        raise error(Problem("", expected, got, code="json", line=problem.lineno + first_line - 1, column=problem.colno), file) from None
 
 
-def _scan(text: str, file: str, error: type[InputError]) -> None:
+def _scan(text: str, file: str, error: type[InputError], first_line: int) -> None:
     """Refuses what Python's parser would let pass: repeated keys, NaN, infinities, depth, lone surrogates."""
 
     def refuse(at: int, expected: str, got: str, code: str) -> None:
-        line, column = text.count("\n", 0, at) + 1, at - (text.rfind("\n", 0, at) + 1) + 1
+        line, column = text.count("\n", 0, at) + first_line, at - (text.rfind("\n", 0, at) + 1) + 1
         raise error(Problem("", expected, got, code=code, line=line, column=column), file)
 
     keys: list[set[str] | None] = []

@@ -14,6 +14,7 @@ from typing import Any
 from causalab_mini.data.strict_json import parse_json, read_text
 from causalab_mini.errors import DataError, Problem, did_you_mean, listed, quoted
 
+MAX_NAME_BYTES = 200
 MAX_TABLE_BYTES = 256 * 1024 * 1024
 REF_PATTERN = re.compile(r"(?P<path>[^#\\\x00-\x1f]+)(?:#(?P<split>[^#\x00-\x1f]+))?")
 
@@ -81,7 +82,7 @@ def open_table(ref: str, root: Path) -> Table:
     rows = READERS[path.suffix](text, path)
     for index, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise DataError(Problem(f"[{index}]", "an object (a row)", quoted(type(row).__name__), code="row"), str(path))
+            raise DataError(Problem(f"[{index}]", "an object (a row)", _kind(row), code="row"), str(path))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if (split := match["split"]) is not None:
         selected = [row for row in rows if row.get("split") == split]
@@ -97,7 +98,7 @@ def open_table(ref: str, root: Path) -> Table:
 
 def _table_path(ref: str, relative: str, root: Path) -> Path:
     parts = relative.split("/")
-    if any(part in ("", ".", "..") for part in parts):
+    if any(part in ("", ".", "..") or len(part.encode()) > MAX_NAME_BYTES for part in parts):
         raise DataError(Problem("", "a ref below the data root", quoted(ref), "refs have no leading slash and no `..`", "ref"))
     stem = root.joinpath(*parts)
     found = [path for suffix in READERS if (path := stem.with_name(stem.name + suffix)).is_file()]
@@ -113,15 +114,20 @@ def _table_path(ref: str, relative: str, root: Path) -> Path:
     return found[0]
 
 
+def _kind(value: Any) -> str:
+    kinds = {dict: "an object", list: "a list", str: "a string", bool: "`true` or `false`", type(None): "`null`"}
+    return kinds.get(type(value), "a number")
+
+
 def _json_rows(text: str, path: Path) -> list[Any]:
     rows = parse_json(text, str(path), DataError)
     if not isinstance(rows, list):
-        raise DataError(Problem("", "an array of row objects", quoted(type(rows).__name__), code="row"), str(path))
+        raise DataError(Problem("", "a list of objects (rows)", _kind(rows), code="row"), str(path))
     return rows
 
 
 def _jsonl_rows(text: str, path: Path) -> list[Any]:
-    return [parse_json(line, f"{path}:{n}", DataError) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    return [parse_json(line, str(path), DataError, n) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
 def _csv_rows(text: str, path: Path) -> list[Any]:
@@ -146,7 +152,10 @@ def _parquet_rows(text: str, path: Path) -> list[Any]:
     except ImportError:
         hint = "pip install 'causalab-mini[parquet]'"
         raise DataError(Problem("", "pyarrow, to read parquet", "no such package", hint, "extra"), str(path)) from None
-    rows: list[Any] = pyarrow.parquet.read_table(path).to_pylist()
+    try:
+        rows: list[Any] = pyarrow.parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OSError) as problem:
+        raise DataError(Problem("", "a parquet table", str(problem).split("\n")[0], code="parquet"), str(path)) from None
     return rows
 
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from causalab_mini.errors import Problem, did_you_mean, listed, quoted
 from causalab_mini.plan.digest import entries_of
+from causalab_mini.plan.position import Position
 from causalab_mini.plan.spec import Difference, Intervention, Observe, Output, OutputRef, Read, Site, Spec, Write
-from causalab_mini.plan.spec.metrics import MetricBase, Recovered
+from causalab_mini.plan.spec.metrics import AnswerLogprob, MetricBase, Recovered, TopK
 
 METRIC_SUFFIXES = (".json", ".csv", ".parquet")
 TENSOR_SUFFIXES = (".safetensors",)
@@ -34,8 +35,11 @@ def check(spec: Spec, raw: Mapping[str, Any]) -> list[Problem]:
     checker = _Checker(spec, raw)
     for name, intervention in spec.interventions.items():
         checker.intervention(f"interventions.{name}", intervention)
-    for name, step in spec.steps.items():
-        checker.step(name, step)
+    for name in dict.fromkeys([*checker.declared("steps"), *spec.steps]):
+        if name in spec.steps:
+            checker.step(name, spec.steps[name])
+        else:
+            checker.invalid_step(name)
     return checker.problems
 
 
@@ -46,7 +50,7 @@ class _Checker:
     problems: list[Problem] = field(default_factory=list)
     outputs: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
-    metrics: dict[str, set[str]] = field(default_factory=dict)
+    metrics: dict[str, Mapping[str, str | None] | None] = field(default_factory=dict)
 
     def say(self, path: str, expected: str, got: str, hint: str = "", code: str = "reference") -> None:
         self.problems.append(Problem(path, expected, got, hint, code))
@@ -122,14 +126,10 @@ class _Checker:
         source = self.spec.sites.get(read.site) if isinstance(read.site, str) else read.site
         if site is not None and source is not None:
             self.fits(f"{path}.operand", site, source, read, write.operand)
-        if write.align == "exact" and None not in (read.pos.width, write.pos.width) and read.pos.width not in (1, write.pos.width):
-            hint = "`align` says how an operand of another width lands"
-            self.say(
-                f"{path}.operand", f"a read {write.pos.width} tokens wide", f"{quoted(write.operand)}, {read.pos.width} wide", hint, "width"
-            )
-        if write.align == "exact" and read.pos.width == 1 and write.pos.width not in (None, 1):
-            hint = "`align: mean` gives a read's mean to every written token"
-            self.say(f"{path}.operand", f"a read {write.pos.width} tokens wide", f"{quoted(write.operand)}, 1 wide", hint, "width")
+        if write.align == "exact" and None not in (read.pos.width, write.pos.width) and read.pos.width != write.pos.width:
+            mean = "`align: mean` gives a read's mean to every written token"
+            hint = mean if read.pos.width == 1 else "`align` says how an operand of another width lands"
+            self.say(f"{path}.operand", f"a read {_wide(write.pos)}", f"{quoted(write.operand)}, {_wide(read.pos)}", hint, "width")
 
     def fits(self, path: str, site: Site, source: Site, read: Read, name: str) -> None:
         """Compares the feature axes of a write and its operand, as far as the document alone tells."""
@@ -155,10 +155,17 @@ class _Checker:
         for index, (name, write) in enumerate(writes):
             if write.mechanism != "renormalize":
                 continue
-            same = [i for i, (_, other) in enumerate(writes) if other.site == write.site]
+            same = [i for i, (_, other) in enumerate(writes) if self.place(other) == self.place(write)]
             if len(same) < 2 or same[-1] != index:
                 got = "alone" if len(same) < 2 else "before another"
                 self.say(path, f"{quoted(name)} as the last of at least two writes at one site (`renormalize`)", got, code="order")
+
+    def place(self, write: Write) -> Site | str:
+        """Returns where a write stands, a list of one layer as that layer; the name alone where it is of no valid site."""
+        site = self.spec.sites.get(write.site, write.site) if isinstance(write.site, str) else write.site
+        if isinstance(site, Site) and isinstance(site.layers, tuple) and len(site.layers) == 1:
+            return site.model_copy(update={"layers": site.layers[0]})
+        return site
 
     def cycles(self, path: str, intervention: Intervention) -> None:
         """Refuses models that need each other's reads."""
@@ -186,31 +193,28 @@ class _Checker:
         if isinstance(metric, Recovered):
             self.known(f"{path}.metric", "a metric", metric.metric, metrics)
             inner = intervention.metrics.get(metric.metric)
-            if isinstance(inner, Recovered) or (
-                inner is not None and inner.unit == "probability" and inner.reads == ("of",) and hasattr(inner, "k")
-            ):
-                self.say(f"{path}.metric", "a metric whose value is a number of one read", quoted(metric.metric))
+            if isinstance(inner, Recovered | TopK | AnswerLogprob):
+                self.say(f"{path}.metric", "a metric whose value is one number of its read", f"{quoted(metric.metric)} (`{inner.kind}`)")
             needs_vocabulary = inner is not None and inner.needs_vocabulary
         for key, read in found.items():
             if read.pos.width != 1:
-                width = "of no fixed width" if read.pos.width is None else f"{read.pos.width} tokens wide"
-                self.say(f"{path}.{key}", "a read one token wide", f"{quoted(getattr(metric, key))}, {width}", code="width")
+                self.say(f"{path}.{key}", "a read one token wide", f"{quoted(getattr(metric, key))}, {_wide(read.pos)}", code="width")
             site = self.spec.sites.get(read.site) if isinstance(read.site, str) else read.site
             if needs_vocabulary and site is not None and not (site.about.is_vocabulary or read.view == "logits"):
                 got = f"{quoted(getattr(metric, key))} at {quoted(site.component)}"
                 hint = 'a residual stream can be read as logits: `"view": "logits"`' if site.about.is_residual else ""
                 self.say(f"{path}.{key}", "a read of logits", got, hint, "vocabulary")
         if len(found) > 1:
-            self.same_axes(path, metric, found)
+            self.same_axes(path, metric, found, needs_vocabulary)
 
-    def same_axes(self, path: str, metric: MetricBase, found: Mapping[str, Read]) -> None:
+    def same_axes(self, path: str, metric: MetricBase, found: Mapping[str, Read], needs_vocabulary: bool) -> None:
         sites = {key: self.spec.sites.get(read.site) if isinstance(read.site, str) else read.site for key, read in found.items()}
         first = sites.get("of")
         for key, site in sites.items():
             if site is None or first is None or key == "of":
                 continue
             same_width = site.about.width == first.about.width or bool(found[key].view == found["of"].view == "logits")
-            if not (metric.needs_vocabulary or same_width):
+            if not (metric.needs_vocabulary or needs_vocabulary or same_width):
                 self.say(
                     f"{path}.{key}",
                     f"a read of the same features as {quoted(getattr(metric, 'of', ''))}",
@@ -219,6 +223,12 @@ class _Checker:
                 )
 
     # steps
+
+    def invalid_step(self, name: str) -> None:
+        """Notes what a step that can't be judged declares, so that later steps are."""
+        for output in self.declared("steps", name, "outputs"):
+            self.outputs.setdefault(output, name)
+        self.metrics[name] = None
 
     def step(self, name: str, step: Observe) -> None:
         path = f"steps.{name}"
@@ -235,18 +245,23 @@ class _Checker:
         named = [entry for entry in entries if isinstance(entry, str)]
         if len(set(named)) != len(named):
             self.say(f"{path}.interventions", "distinct interventions", listed(named))
+            complete = False
         if not complete:
-            for output in step.outputs:
-                self.outputs[output] = name
+            self.invalid_step(name)
             return
         interventions = dict(entries_of(self.spec, name, step))
+        in_place = {
+            key: f"{path}.interventions[{key}]" if is_list else f"{path}.interventions"
+            for key, entry in zip(interventions, entries, strict=True)
+            if not isinstance(entry, str)
+        }
         reads = {i: self.names_in(i, item, "reads") for i, item in interventions.items()}
         scores = {i: self.names_in(i, item, "metrics") for i, item in interventions.items()}
         if all(self.is_whole(i, item) for i, item in interventions.items()):
             self.rows(path, step, interventions)
-        self.refs(path, interventions)
+        self.refs(path, interventions, in_place)
         self.step_outputs(path, name, step, reads, is_list)
-        self.metrics[name] = {f"{i}/{metric}" for i, names in scores.items() for metric in names}
+        self.metrics[name] = _values(scores, is_list=True)
         self.where(path, step)
         self.saves(path, step, scores, is_list)
 
@@ -263,13 +278,18 @@ class _Checker:
         used = {role for item in interventions.values() for _, role in forwards_of(item)} & set(self.declared("roles"))
         if any(metric.columns for item in interventions.values() for metric in item.metrics.values()):
             used.add("base")
+        named = [
+            forward_of(read, item) is not None and {read.input} <= {None, *self.declared("roles")}
+            for item in interventions.values()
+            for read in item.reads.values()
+        ]
         for role in step.rows:
-            if self.known(f"{path}.rows.{role}", "a role", role, self.declared("roles")) and role not in used:
+            if self.known(f"{path}.rows.{role}", "a role", role, self.declared("roles")) and role not in used and all(named):
                 self.say(f"{path}.rows.{role}", f"only roles that the step's interventions use ({listed(sorted(used))})", quoted(role))
         for role in sorted(used - set(step.rows)):
             self.say(f"{path}.rows", f"rows of {quoted(role)}, which the step's interventions use", listed(step.rows) or "none")
 
-    def refs(self, path: str, interventions: Mapping[str, Intervention]) -> None:
+    def refs(self, path: str, interventions: Mapping[str, Intervention], in_place: Mapping[str, str]) -> None:
         for name, intervention in interventions.items():
             for write_name in {entry for model in intervention.models.values() for entry in model.writes}:
                 operand = intervention.writes[write_name].operand if write_name in intervention.writes else None
@@ -277,9 +297,8 @@ class _Checker:
                     hint = (
                         did_you_mean(operand.ref, list(self.outputs)) or "outputs are declared in the `outputs` of a step before this one"
                     )
-                    where = f"interventions.{name}.writes.{write_name}.operand.ref" if name in self.spec.interventions else path
                     self.say(
-                        where,
+                        f"{in_place.get(name, f'interventions.{name}')}.writes.{write_name}.operand.ref",
                         f"an output of a step before {quoted(path)} ({listed(self.outputs) or 'there is none'})",
                         quoted(operand.ref),
                         hint,
@@ -303,6 +322,16 @@ class _Checker:
             else:
                 read = output.read if isinstance(output, Output) else output
                 self.known(f"{where}.read" if isinstance(output, Output) else where, "a read", read, reads)
+        needs = {
+            name: set(output.difference) & set(step.outputs) - {name}
+            for name, output in step.outputs.items()
+            if isinstance(output, Difference)
+        }
+        try:
+            graphlib.TopologicalSorter(needs).prepare()
+        except graphlib.CycleError as error:
+            chain = " → ".join(quoted(output) for output in error.args[1])
+            self.say(f"{path}.outputs", "differences that can be made one after the other", f"a cycle ({chain})", code="cycle")
         for output_name in step.outputs:
             self.outputs.setdefault(output_name, name)
 
@@ -313,10 +342,15 @@ class _Checker:
         if not self.known(f"{path}.where.step", "an earlier step", step.where.step, [n for n in self.metrics if f"steps.{n}" != path]):
             return
         metrics = self.metrics[step.where.step]
-        names = sorted(metrics | {name.partition("/")[2] for name in metrics})
-        if not self.known(f"{path}.where.metric", "a metric of that step", step.where.metric, names):
+        if metrics is None or earlier is None:
             return
-        if earlier is not None and earlier.rows.get("base") != step.rows.get("base"):
+        if not self.known(f"{path}.where.metric", "a metric of that step", step.where.metric, metrics):
+            return
+        found = dict(entries_of(self.spec, step.where.step, earlier))[metrics[step.where.metric] or ""]
+        metric = found.metrics.get(step.where.metric.rpartition("/")[2])
+        if isinstance(metric, TopK):
+            self.say(f"{path}.where.metric", "a metric whose value is a number", f"{quoted(step.where.metric)} (`top_k`)")
+        if earlier.rows.get("base") != step.rows.get("base"):
             got = f"{quoted(step.rows.get('base'))} here and {quoted(earlier.rows.get('base'))} there"
             self.say(f"{path}.where", "the same rows of `base` in both steps", got)
 
@@ -345,7 +379,15 @@ class _Checker:
                     f"{quoted(save.file_path)}, also of `{self.files[full]}`",
                     code="file",
                 )
+            for other, owner in self.files.items():
+                if f"{other}/".startswith(f"{full}/") != f"{full}/".startswith(f"{other}/"):
+                    got = f"{quoted(save.file_path)}, beside {quoted(other)} of `{owner}`"
+                    self.say(f"{where}.file_path", "a path that needs no file to be a folder", got, code="file")
             self.files.setdefault(full, where)
+
+
+def _wide(pos: Position) -> str:
+    return {None: "of no fixed width", 1: "one token wide"}.get(pos.width, f"{pos.width} tokens wide")
 
 
 def path_problem(text: str) -> str:

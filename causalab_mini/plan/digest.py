@@ -7,7 +7,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from causalab_mini.plan.spec import Intervention, Observe, Read, Site, Spec, Write
+from causalab_mini.plan.position import Position
+from causalab_mini.plan.spec import Intervention, Observe, Params, Read, Site, Spec, Write
 from causalab_mini.plan.strict import Strict
 
 
@@ -24,14 +25,15 @@ def digest_of_points(digests: Iterable[str]) -> str:
 
 def canonical(spec: Spec) -> dict[str, Any]:
     """Returns what a document means as JSON data with one spelling for each meaning."""
-    used = _used_interventions(spec)
-    sites = {place.site for intervention in used.values() for place in places_of(intervention) if isinstance(place.site, str)}
+    used = [entry for name, step in spec.steps.items() for entry in entries_of(spec, name, step)]
+    declared = {name for name, intervention in used if spec.interventions.get(name) is intervention}
+    sites = {place.site for _, intervention in used for place in places_of(intervention) if isinstance(place.site, str)}
     roles = {name for step in spec.steps.values() for name in step.rows}
     return {
         "model": _plain(spec.model),
         "roles": {name: _plain(role) for name, role in spec.roles.items() if name in roles},
         "sites": {name: _plain(site) for name, site in spec.sites.items() if name in sites},
-        "interventions": {name: _plain(item) for name, item in spec.interventions.items() if used.get(name) is item},
+        "interventions": {name: _plain(item) for name, item in spec.interventions.items() if name in declared},
         "steps": [[name, _plain(step)] for name, step in spec.steps.items()],
     }
 
@@ -39,14 +41,6 @@ def canonical(spec: Spec) -> dict[str, Any]:
 def places_of(intervention: Intervention) -> tuple[Read | Write, ...]:
     """Returns an intervention's reads and writes."""
     return (*intervention.reads.values(), *intervention.writes.values())
-
-
-def _used_interventions(spec: Spec) -> dict[str, Intervention]:
-    used: dict[str, Intervention] = {}
-    for step_name, step in spec.steps.items():
-        for name, intervention in entries_of(spec, step_name, step):
-            used.setdefault(name, intervention)
-    return used
 
 
 def entries_of(spec: Spec, step_name: str, step: Observe) -> list[tuple[str, Intervention]]:
@@ -63,6 +57,18 @@ def entries_of(spec: Spec, step_name: str, step: Observe) -> list[tuple[str, Int
 def _plain(value: Any) -> Any:
     if isinstance(value, Site) and isinstance(value.layers, tuple) and len(value.layers) == 1:
         return {**_spelled(value), "layers": value.layers[0]}
+    if isinstance(value, Position):
+        return {key: inner for key, inner in _spelled(value).items() if (key, inner) not in (("stride", 1), ("offset", 0))}
+    if isinstance(value, Write):
+        params = {key: inner for key, inner in _plain(value.params).items() if (key, inner) != ("scale", 1)}
+        return _spelled(value.model_copy(update={"params": Params()})) | ({"params": params} if params else {})
+    if isinstance(value, Intervention):
+        own = {name: model.input for name, model in value.models.items()}
+        reads = {
+            name: read.model_copy(update={"input": None}) if read.input == own.get(read.model, "") else read
+            for name, read in value.reads.items()
+        }
+        return {**_spelled(value), "reads": _plain(reads)}
     if isinstance(value, Strict):
         return _spelled(value)
     if isinstance(value, dict):

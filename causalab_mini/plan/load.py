@@ -22,6 +22,7 @@ from causalab_mini.plan.spec import ModelSpec, Spec
 from causalab_mini.plan.sweep import Axis, CountAll, expand, find_axes
 
 NULLABLE = (("attn_implementation",),)
+DECLARING = ("roles", "sites", "interventions")
 SECTIONS_OF_INTERVENTION = ("reads", "writes", "models", "metrics")
 
 
@@ -169,9 +170,11 @@ def _validate(document: dict[str, Any]) -> tuple[Spec | None, list[Problem]]:
             if pruned == rest:
                 break
             rest = pruned
-    problems = [*problems, *_nulls(document, ())]
+    nulls = list(_nulls(document, ()))
+    problems = [*(problem for problem in problems if problem.path not in {null.path for null in nulls}), *nulls]
     if spec is not None:
-        problems = [*problems, *check(spec, document)]
+        sections = {problem.path for problem in problems if problem.code in ("type", "missing")} & set(DECLARING)
+        problems += [problem for problem in check(spec, document) if not (sections and problem.code == "reference")]
     return (None if problems else spec), problems
 
 

@@ -7,11 +7,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from causalab_mini.plan.strict import Strict, Tuple, invalid, not_yet, one_of
+from causalab_mini.data.fields import parse_field
+from causalab_mini.plan.strict import Strict, Tuple, invalid, not_yet, one_of, shown
 
-SEGMENT_PATTERN = r"^[A-Za-z_][A-Za-z0-9_-]*(\[\d+\])?$"
+SEGMENT_PATTERN = r"^[A-Za-z_][A-Za-z0-9_-]*(\[[0-9]{1,9}\])?$"
+
+
+def _true(value: Any) -> Any:
+    if value is not None and value is not True:
+        raise invalid("`true`", shown(value))
+    return value
 
 
 class Anchor(Strict):
@@ -33,6 +40,8 @@ class Anchor(Strict):
         texts = [name for name in ("variable", "text", "column") if getattr(self, name) is not None]
         if len(texts) > 1:
             raise invalid("one of `variable`, `text`, `column`", " and ".join(f"`{name}`" for name in texts))
+        if self.column is not None and parse_field(self.column) is None:
+            raise invalid("a column path like `answer` or `a.b[1]`", shown(self.column), key="column")
         if not texts and self.segment is None:
             raise invalid("at least one of `variable`, `text`, `column`, `segment`", "none")
         if not texts and self.occurrence != "only":
@@ -52,7 +61,7 @@ class Position(Strict):
     """A half-open range of the run; negative ends count from its end."""
     last: int | None = Field(None, gt=0)
     """The final n tokens of the run."""
-    all: Literal[True] | None = None
+    all: Annotated[Literal[True] | None, BeforeValidator(_true)] = None
     """Every token of the run."""
     scope: Anchor | None = None
     """The run that is cut; absent, it is the row's whole content."""
@@ -71,7 +80,7 @@ class Position(Strict):
         if isinstance(value, str):
             raise not_yet("selector strings")
         if not isinstance(value, dict):
-            raise invalid("a position (an integer or an object)", value)
+            raise invalid("a position (an integer or an object)", shown(value))
         return value
 
     @model_validator(mode="after")
@@ -83,9 +92,9 @@ class Position(Strict):
         if self.stride is not None and self.index is not None:
             raise invalid("`stride` beside a `span`, `last` or `all`", "`index`")
         if self.span is not None and (self.span[0] < 0) == (self.span[1] < 0) and self.span[0] >= self.span[1]:
-            raise invalid("a `span` of at least one token", list(self.span))
+            raise invalid("a span of at least one token", self.span, key="span")
         if self.frame == "generated":
-            raise not_yet("the generated frame")
+            raise not_yet("the generated frame", "frame")
         return self
 
     @property

@@ -11,7 +11,11 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, Tag, ValidationError
 
 from causalab_mini.errors import Problem, did_you_mean, listed, quoted
+from causalab_mini.plan.position import SEGMENT_PATTERN
+from causalab_mini.plan.strict import NAME_PATTERN
 
+A_NAME = "a name (letters, digits, `_`, `-`; not a digit or `-` first; at most 100 characters)"
+FORMS: Mapping[str, str] = {NAME_PATTERN: A_NAME, SEGMENT_PATTERN: "a turn like `user` or `user[1]`, or `prefix`"}
 TYPES: Mapping[str, str] = {
     "bool_type": "`true` or `false`",
     "dict_type": "an object",
@@ -54,8 +58,7 @@ def _problem(entry: dict[str, Any], root: type[BaseModel]) -> Problem:
         path = path_text((*location(loc), ctx["key"])) if ctx["key"] else path
         return Problem(path, ctx["expected"], ctx["got"], ctx["hint"], ctx["code"])
     if "[key]" in loc:
-        expected = "a name (letters, digits, `_`, `-`; not a digit or `-` first; at most 100 characters)"
-        return Problem(path, expected, quoted(value), code="name")
+        return Problem(path, A_NAME, got, code="name")
     if kind == "extra_forbidden":
         key = str(loc[-1])
         known = _keys_at(root, loc[:-1])
@@ -68,17 +71,21 @@ def _problem(entry: dict[str, Any], root: type[BaseModel]) -> Problem:
     if kind in ("too_short", "too_long"):
         few = kind == "too_short"
         n = ctx["min_length" if few else "max_length"]
-        return Problem(path, f"at {'least' if few else 'most'} {n}", f"{ctx['actual_length']}", code="length")
+        return Problem(path, f"at {'least' if few else 'most'} {_entries(n)}", _entries(ctx["actual_length"]), code="length")
     if kind == "string_too_short":
         return Problem(path, "a text", "an empty one", code="length")
     if kind == "string_too_long":
         return Problem(path, f"at most {ctx['max_length']} characters", f"{len(value)}", code="length")
     if kind == "string_pattern_mismatch":
-        return Problem(path, f"text of the form {quoted(ctx['pattern'])}", got, code="name")
+        return Problem(path, FORMS[ctx["pattern"]], got, code="name")
     if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
         word = {"greater_than": "above", "greater_than_equal": "at least", "less_than": "below", "less_than_equal": "at most"}[kind]
         return Problem(path, f"a number {word} {next(iter(ctx.values()))}", got, code="range")
     return Problem(path, TYPES.get(kind, entry["msg"][:1].lower() + entry["msg"][1:]), got, code="type")
+
+
+def _entries(n: int) -> str:
+    return {0: "none", 1: "one"}.get(n, str(n))
 
 
 def _shown(value: Any) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field
 from pydantic_core import PydanticCustomError
 
-from causalab_mini.errors import did_you_mean
+from causalab_mini.errors import did_you_mean, quoted
 
 NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_-]*$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
@@ -61,6 +61,7 @@ __all__ = [
     "one_of",
     "phrases",
     "refuse_not_yet",
+    "shown",
     "tag_by",
     "tag_by_kind",
 ]
@@ -96,18 +97,23 @@ def invalid(expected: str, got: Any, hint: str = "", code: str = "invalid", key:
 
     Args:
         expected: a phrase.
-        got: a phrase, or a value that is quoted.
+        got: a phrase, or a value that is quoted (a text that a user wrote goes through `shown`).
         hint: where one is sure to help.
         code: for `--json`.
         key: the key of the object that is at fault, where it is one.
     """
-    shown = got if isinstance(got, str) else f"`{_json(got)}`"
-    return PydanticCustomError("said", "{expected}", {"expected": expected, "got": shown, "hint": hint, "code": code, "key": key})
+    phrase = got if isinstance(got, str) else shown(got)
+    return PydanticCustomError("said", "{expected}", {"expected": expected, "got": phrase, "hint": hint, "code": code, "key": key})
+
+
+def shown(value: Any) -> str:
+    """Returns a value as JSON in backticks, shortened to what a line can hold."""
+    return quoted(json.dumps(value, default=str, ensure_ascii=False))
 
 
 def not_yet(what: str, key: str = "") -> PydanticCustomError:
     """Returns the refusal of a part of the language that this release does not have."""
-    return invalid("only what this release can do", f"{what}, not there yet", code="not_yet", key=key)
+    return invalid("what this release can do", f"{what} (not there yet)", code="not_yet", key=key)
 
 
 def one_of(words: tuple[str, ...], otherwise: str) -> BeforeValidator:
@@ -117,18 +123,24 @@ def one_of(words: tuple[str, ...], otherwise: str) -> BeforeValidator:
         is_int = isinstance(value, int) and not isinstance(value, bool)
         if value in words or (is_int and "integer" in otherwise) or (isinstance(value, list) and "list" in otherwise):
             return value
-        raise invalid(f"{phrases(words)} or {otherwise}", value)
+        raise invalid(f"{phrases(words)} or {otherwise}", shown(value))
 
     return BeforeValidator(judge)
 
 
-def tag_by(tags: dict[type, str], otherwise: str) -> Discriminator:
-    """Returns a discriminator that picks a union's member by the JSON type of the value."""
+def tag_by(expected: str, tags: Mapping[type, str]) -> Discriminator:
+    """Returns a discriminator that picks a union's member by the JSON type of the value.
 
-    def tag(value: Any) -> str:
-        return next((name for kind, name in tags.items() if isinstance(value, kind)), otherwise)
+    Args:
+        expected: what is said where a value has none of these types.
+        tags: of the members, by type; a bool is no int.
+    """
 
-    return Discriminator(tag)
+    def tag(value: Any) -> str | None:
+        kinds = {} if isinstance(value, bool) else tags
+        return next((name for kind, name in kinds.items() if isinstance(value, kind)), None)
+
+    return Discriminator(tag, custom_error_type="type", custom_error_message=expected)
 
 
 def tag_by_kind(kinds: Iterable[str], later: tuple[str, ...]) -> tuple[Discriminator, BeforeValidator]:
@@ -139,13 +151,13 @@ def tag_by_kind(kinds: Iterable[str], later: tuple[str, ...]) -> tuple[Discrimin
         if isinstance(value, BaseModel):
             return value
         if not isinstance(value, dict):
-            raise invalid(f"an object with a `kind` ({phrases(known)})", value)
+            raise invalid(f"an object with a `kind` ({phrases(known)})", shown(value))
         kind = value.get("kind")
         if kind in later:
             raise not_yet(f"the kind `{kind}`", "kind")
         if kind not in known:
-            got = "no `kind`" if "kind" not in value else f"`{_json(kind)}`"
-            raise invalid(f"a `kind` ({phrases(known)})", got, did_you_mean(str(kind), known), "kind", "kind")
+            hint = did_you_mean(kind, known) if isinstance(kind, str) else ""
+            raise invalid(phrases(known), shown(kind) if "kind" in value else "none", hint, "kind", "kind")
         return value
 
     def tag(value: Any) -> str:
@@ -154,15 +166,11 @@ def tag_by_kind(kinds: Iterable[str], later: tuple[str, ...]) -> tuple[Discrimin
     return Discriminator(tag), BeforeValidator(judge)
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, default=str, ensure_ascii=False)
-
-
-def refuse_not_yet(what: str) -> BeforeValidator:
-    """Returns a validator that refuses any value as not there yet."""
+def refuse_not_yet(what: str, default: Any = None) -> BeforeValidator:
+    """Returns a validator that refuses any value but the default as not there yet."""
 
     def refuse(value: Any) -> Any:
-        if value in (None, {}, [], 0) and value is not False:
+        if type(value) is type(default) and value == default:
             return value
         raise not_yet(what)
 

@@ -68,7 +68,9 @@ def find_axes(raw: Any, count_all: CountAll | None = None) -> tuple[tuple[Axis, 
     """
     problems: list[Problem] = []
     by_name: dict[str, list[Wrapper]] = {}
-    for path, wrapper in _wrappers(raw, ()):
+    found = list(_wrappers(raw, ()))
+    given = [wrapper["as"] for _, wrapper in found if "as" in wrapper]
+    for path, wrapper in found:
         problem, values = _values(path, wrapper, raw, count_all)
         if problem is not None:
             problems.append(problem)
@@ -76,7 +78,7 @@ def find_axes(raw: Any, count_all: CountAll | None = None) -> tuple[tuple[Axis, 
         if path[0] in FORBIDDEN:
             problems.append(Problem(path_text(path), f"no sweep in {quoted(path[0])}", "one", code="sweep"))
             continue
-        if any(True for value in values for _ in _wrappers(value, ())):
+        if any(True for value in values for _ in _wrappers(value, path)):
             problems.append(Problem(path_text(path), "plain values", "a sweep inside a sweep", code="sweep"))
             continue
         if "as" in wrapper:
@@ -84,7 +86,8 @@ def find_axes(raw: Any, count_all: CountAll | None = None) -> tuple[tuple[Axis, 
             by_name.setdefault(name, []).append(Wrapper(path, name, values))
         else:
             key = next(str(part) for part in reversed(path) if isinstance(part, str))
-            name = next(n for n in itertools.chain([key], (f"{key}.{i}" for i in itertools.count(2))) if n not in by_name)
+            names = itertools.chain([key], (f"{key}.{i}" for i in itertools.count(2)))
+            name = next(name for name in names if name not in by_name and name not in given)
             by_name[name] = [Wrapper(path, name, values)]
     axes = tuple(Axis(name, tuple(wrappers)) for name, wrappers in by_name.items())
     for axis in axes:

@@ -8,12 +8,23 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from causalab_mini.data.fields import parse_field
+from causalab_mini.errors import DocumentError, Problem
 from causalab_mini.plan.spec.interventions import Intervention
 from causalab_mini.plan.spec.sites import Site
 from causalab_mini.plan.spec.steps import Step
-from causalab_mini.plan.strict import Named, Strict, Tuple, invalid, refuse_not_yet
+from causalab_mini.plan.strict import Named, Strict, Tuple, invalid, not_yet, refuse_not_yet, shown
 
 __all__ = ["Header", "ModelSpec", "Role", "Site", "Spec", "ValidationError"]
+
+
+NOT_YET_KEYS = {
+    "peft": "an adapter",
+    "adapter": "an adapter",
+    "quantization": "quantised loading",
+    "quantization_config": "quantised loading",
+    "load_in_8bit": "quantised loading",
+    "load_in_4bit": "quantised loading",
+}
 
 
 class Header(Strict):
@@ -41,15 +52,22 @@ class ModelSpec(Strict):
 
     @field_validator("key")
     @classmethod
-    def _local_has_no_revision(cls, key: str) -> str:
+    def _names_a_model(cls, key: str) -> str:
         if key == "bundled:":
-            raise invalid("`bundled:NAME`", key)
+            raise invalid("`bundled:NAME`", shown(key))
         return key
+
+    @model_validator(mode="before")
+    @classmethod
+    def _loaded_as_it_is(cls, value: Any) -> Any:
+        if later := [key for key in NOT_YET_KEYS if isinstance(value, dict) and key in value]:
+            raise not_yet(NOT_YET_KEYS[later[0]], later[0])
+        return value
 
     @model_validator(mode="after")
     def _bundled_has_no_revision(self) -> ModelSpec:
         if self.key.startswith("bundled:") and self.revision is not None:
-            raise invalid("no `revision` (a bundled model has none)", f"`{self.revision}`")
+            raise invalid("no `revision` (a bundled model has none)", shown(self.revision), key="revision")
         return self
 
 
@@ -63,7 +81,7 @@ class Role(Strict):
     @classmethod
     def _is_a_path(cls, value: str) -> str:
         if parse_field(value) is None:
-            raise invalid("a field path like `input` or `counterfactual_inputs[0]`", f"`{value}`")
+            raise invalid("a field path like `input` or `counterfactual_inputs[0]`", shown(value))
         return value
 
 
@@ -80,7 +98,7 @@ class Spec(Strict):
     """Which column of a row is which side of the pair; one of them is `base`."""
     sites: Named[Site] = Field(default_factory=dict)
     """Places inside the model, by name."""
-    featurizers: Annotated[Any, refuse_not_yet("featurizers")] = Field(default_factory=dict)
+    featurizers: Annotated[Any, refuse_not_yet("featurizers", {})] = Field(default_factory=dict)
     """Coordinate systems in which values are compared and replaced."""
     interventions: Named[Intervention] = Field(default_factory=dict)
     """The experiments; nothing runs by being declared."""
@@ -91,7 +109,7 @@ class Spec(Strict):
     @classmethod
     def _this_version(cls, value: Any) -> Any:
         if value is True or value != 1 or isinstance(value, float):
-            raise invalid("`1`", value, "this release reads version 1 of the language", "version")
+            raise invalid("`1`", shown(value), "this release reads version 1 of the language", "version")
         return value
 
     @field_validator("roles")
@@ -112,4 +130,8 @@ class Spec(Strict):
         """
         from causalab_mini.plan.load import load_raw
 
-        return load_raw(json.loads(json.dumps(obj, allow_nan=False))).points[0].spec
+        try:
+            raw = json.loads(json.dumps(obj, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as problem:
+            raise DocumentError(Problem("", "JSON data", f"{problem}", code="json")) from None
+        return load_raw(raw).points[0].spec

@@ -72,7 +72,10 @@ class Params(Strict):
 
 Operand = Annotated[
     Annotated[Name, Tag("<read>")] | Annotated[OutputRef, Tag("<output>")] | Annotated[float, Tag("<number>")],
-    tag_by({str: "<read>", dict: "<output>", OutputRef: "<output>"}, "<number>"),
+    tag_by(
+        'a read\'s name, `{"ref": output}` or a number',
+        {str: "<read>", dict: "<output>", OutputRef: "<output>", int: "<number>", float: "<number>"},
+    ),
 ]
 
 
@@ -135,7 +138,7 @@ class Write(Strict):
         if rule.at_least_one and not given & set(rule.at_least_one):
             raise invalid(f"`params` with at least one of {phrases(rule.at_least_one)}", "none")
         if self.params.lo is not None and self.params.hi is not None and self.params.lo > self.params.hi:
-            raise invalid("`lo` not above `hi`", f"`{self.params.lo}` and `{self.params.hi}`")
+            raise invalid("`lo` not above `hi`", f"`{self.params.lo:g}` and `{self.params.hi:g}`", key="params")
         return self
 
 
@@ -150,7 +153,7 @@ class ModelDef(Strict):
     @model_validator(mode="after")
     def _distinct(self) -> ModelDef:
         if len(set(self.writes)) != len(self.writes):
-            raise invalid("distinct `writes`", list(self.writes))
+            raise invalid("distinct writes", self.writes, key="writes")
         return self
 
 
@@ -165,11 +168,11 @@ class Intervention(Strict):
     """The intervened models, by name."""
     metrics: Named[Metric] = Field(default_factory=dict)
     """How reads are scored."""
-    decode: Annotated[Any, refuse_not_yet("`decode`")] = 0
+    decode: Annotated[Any, refuse_not_yet("`decode`", 0)] = 0
     """How many tokens are generated, or how."""
 
     @model_validator(mode="after")
     def _original_is_taken(self) -> Intervention:
         if "original" in self.models:
-            raise invalid("another name (`original` is the model without writes)", "`models.original`")
+            raise invalid("another name (`original` is the model without writes)", "`original`", key="models")
         return self

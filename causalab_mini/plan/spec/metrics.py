@@ -8,8 +8,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, Tag, field_validator
 
 from causalab_mini.data.fields import parse_field
-from causalab_mini.plan.strict import Name, Strict, Tuple, invalid, tag_by, tag_by_kind
+from causalab_mini.plan.strict import Name, Strict, Tuple, invalid, shown, tag_by, tag_by_kind
 
+COLUMN_PATH = "a column path like `answer` or `a.b[1]`"
 TokenForm = Literal["space_prefixed", "bare", "as_written", "id"]
 
 
@@ -35,7 +36,7 @@ class TokenMetric(MetricBase):
     @classmethod
     def _column(cls, value: str) -> str:
         if parse_field(value) is None:
-            raise invalid("a column path like `answer` or `a.b[1]`", value)
+            raise invalid(COLUMN_PATH, shown(value))
         return value
 
 
@@ -172,9 +173,15 @@ class ClassMatch(TokenMetric):
     expected: str
     """The column of the expected token."""
     classes: Annotated[
-        Annotated[str, Tag("<column>")] | Annotated[Tuple[str, ...], Tag("<list>")], tag_by({list: "<list>", tuple: "<list>"}, "<column>")
+        Annotated[str, Tag("<column>")] | Annotated[Tuple[str, ...], Field(min_length=2), Tag("<list>")],
+        tag_by("a column or a list of texts", {str: "<column>", list: "<list>", tuple: "<list>"}),
     ]
     """The column that lists the classes, or the classes themselves."""
+
+    @field_validator("classes")
+    @classmethod
+    def _are_a_column(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        return cls._column(value) if isinstance(value, str) else value
 
 
 class Recovered(MetricBase):

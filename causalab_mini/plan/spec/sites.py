@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag, model_validator
+from pydantic import BeforeValidator, Field, Tag, model_validator
 
 from causalab_mini.errors import did_you_mean, listed
 from causalab_mini.model.components import COMPONENTS, Component
-from causalab_mini.plan.strict import Strict, Tuple, invalid, not_yet, one_of, tag_by
+from causalab_mini.plan.strict import Strict, Tuple, invalid, not_yet, shown, tag_by
 
-Layers = Annotated[int | Tuple[int, ...] | Literal["all"], one_of(("all",), "an integer or a list of integers")]
+LAYERS = "an integer, a list of integers or `all`"
+
+
+def _all(value: Any) -> Any:
+    if value != "all":
+        raise invalid(LAYERS, shown(value))
+    return value
+
+
+Layers = Annotated[
+    Annotated[int, Tag("<layer>")]
+    | Annotated[Tuple[int, ...], Tag("<list>")]
+    | Annotated[Literal["all"], BeforeValidator(_all), Tag("<word>")],
+    tag_by(LAYERS, {int: "<layer>", list: "<list>", tuple: "<list>", str: "<word>"}),
+]
 Indices = Annotated[Tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 
 
@@ -31,7 +45,7 @@ class Site(Strict):
     def _known_component(cls, value: Any) -> Any:
         if isinstance(value, dict) and isinstance(name := value.get("component"), str):
             if name not in COMPONENTS:
-                raise invalid("a component name", f"`{name}`", did_you_mean(name, list(COMPONENTS)), "component", "component")
+                raise invalid("a component name", shown(name), did_you_mean(name, list(COMPONENTS)), "component", "component")
             if not COMPONENTS[name].is_available:
                 raise not_yet(f"the component `{name}`", "component")
         return value
@@ -42,12 +56,12 @@ class Site(Strict):
         if component.per_layer and self.layers is None:
             raise invalid(f"`layers` (`{component.name}` is one a layer)", "none")
         if not component.per_layer and self.layers is not None:
-            raise invalid(f"no `layers` (`{component.name}` belongs to the whole model)", f"`{self.layers}`")
+            raise invalid(f"no `layers` (`{component.name}` belongs to the whole model)", shown(self.layers))
         if isinstance(self.layers, tuple):
             if not self.layers:
-                raise invalid("at least one layer", "an empty list")
+                raise invalid("at least one layer", "an empty list", key="layers")
             if len(set(self.layers)) != len(self.layers):
-                raise invalid("distinct `layers`", list(self.layers))
+                raise invalid("distinct layers", self.layers, key="layers")
         if self.heads is not None and component.heads is None:
             known = listed(name for name, entry in COMPONENTS.items() if entry.heads)
             raise invalid(f"`heads` on a component that has them ({known})", f"`{component.name}`")
@@ -56,7 +70,7 @@ class Site(Strict):
         for name in ("heads", "units"):
             indices = getattr(self, name)
             if indices is not None and len(set(indices)) != len(indices):
-                raise invalid(f"distinct `{name}`", list(indices))
+                raise invalid(f"distinct {name}", indices, key=name)
         return self
 
     @property
@@ -70,5 +84,8 @@ class Site(Strict):
         return self.layers == "all" or (isinstance(self.layers, tuple) and len(self.layers) > 1)
 
 
-SiteField = Annotated[Annotated[str, Tag("<name>")] | Annotated[Site, Tag("<site>")], tag_by({str: "<name>"}, "<site>")]
+SiteField = Annotated[
+    Annotated[str, Tag("<name>")] | Annotated[Site, Tag("<site>")],
+    tag_by("a site's name or a site", {str: "<name>", dict: "<site>", Site: "<site>"}),
+]
 """A declared site's name, or a site in place."""

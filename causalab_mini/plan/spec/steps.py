@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from causalab_mini.data.fields import parse_field
 from causalab_mini.plan.spec.interventions import Intervention
-from causalab_mini.plan.strict import Name, Named, Strict, Tuple, invalid, refuse_not_yet, tag_by, tag_by_kind
+from causalab_mini.plan.spec.metrics import COLUMN_PATH
+from causalab_mini.plan.strict import Name, Named, Strict, Tuple, invalid, refuse_not_yet, shown, tag_by, tag_by_kind
 
 Reduce = Literal["none", "mean", "std", "pca", "mean_by"]
 
@@ -29,6 +31,8 @@ class Output(Strict):
     def _fits_reduce(self) -> Output:
         if (self.k is not None) != (self.reduce == "pca"):
             raise invalid("`k` with `pca` and only there", f"`{self.reduce}` {'without' if self.k is None else 'with'} `k`")
+        if self.by is not None and parse_field(self.by) is None:
+            raise invalid(COLUMN_PATH, shown(self.by), key="by")
         if (self.by is not None) != (self.reduce == "mean_by"):
             raise invalid("`by` with `mean_by` and only there", f"`{self.reduce}` {'without' if self.by is None else 'with'} `by`")
         return self
@@ -68,27 +72,35 @@ class Where(Strict):
     def _bounded(self) -> Where:
         if self.min is None and self.max is None:
             raise invalid("`min`, `max` or both", "neither")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise invalid("`min` not above `max`", f"`{self.min:g}` and `{self.max:g}`")
         return self
 
 
-def _output_tag(value: Any) -> str:
+def _output_tag(value: Any) -> str | None:
     if isinstance(value, str):
         return "<read>"
-    return "<difference>" if isinstance(value, Difference) or (isinstance(value, dict) and "difference" in value) else "<output>"
+    if isinstance(value, Difference) or (isinstance(value, dict) and "difference" in value):
+        return "<difference>"
+    return "<output>" if isinstance(value, dict | Output) else None
 
 
 OutputField = Annotated[
     Annotated[str, Tag("<read>")] | Annotated[Output, Tag("<output>")] | Annotated[Difference, Tag("<difference>")],
-    Discriminator(_output_tag),
+    Discriminator(_output_tag, custom_error_type="type", custom_error_message="a read's name, an output or a difference"),
 ]
 InterventionField = Annotated[
-    Annotated[str, Tag("<name>")] | Annotated[Intervention, Tag("<intervention>")], tag_by({str: "<name>"}, "<intervention>")
+    Annotated[str, Tag("<name>")] | Annotated[Intervention, Tag("<intervention>")],
+    tag_by("an intervention's name or an intervention", {str: "<name>", dict: "<intervention>", Intervention: "<intervention>"}),
 ]
 Interventions = Annotated[
     Annotated[str, Tag("<name>")]
     | Annotated[Intervention, Tag("<intervention>")]
     | Annotated[Tuple[InterventionField, ...], Field(min_length=1), Tag("<list>")],
-    tag_by({str: "<name>", list: "<list>", tuple: "<list>"}, "<intervention>"),
+    tag_by(
+        "an intervention's name, an intervention or a list of either",
+        {str: "<name>", list: "<list>", tuple: "<list>", dict: "<intervention>", Intervention: "<intervention>"},
+    ),
 ]
 
 
@@ -102,7 +114,7 @@ class Observe(Strict):
     """A name, an intervention in place, or a list of either."""
     outputs: Named[OutputField] = Field(default_factory=dict)
     """Values kept for later steps and for files: a read's name, or an output."""
-    controls: Annotated[Any, refuse_not_yet("`controls`")] = ()
+    controls: Annotated[Any, refuse_not_yet("`controls`", [])] = ()
     """Control experiments beside the step's own."""
     where: Where | None = None
     """Which rows run."""
