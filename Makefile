@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart test check fix clean
+.PHONY: quickstart test check docs fix clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/causalab-mini run documents/quickstart.json --out out/quickstart
@@ -17,6 +17,10 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python docs/make.py --check
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/python docs/make.py
 
 fix: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

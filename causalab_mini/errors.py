@@ -50,7 +50,9 @@ class Problem:
         where = [] if not file else [file if self.line is None else f"{file}:{self.line}:{self.column}"]
         if self.path:
             where.append(self.path)
-        head = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", ": ".join(["error", *where, f"expected {self.expected}, got {self.got}"]))
+        head = _CONTROL.sub(
+            lambda found: f"\\u{ord(found[0]):04x}", ": ".join(["error", *where, f"expected {self.expected}, got {self.got}"])
+        )
         return f"{head}\nhint: {self.hint}" if self.hint else head
 
     def as_data(self, file: str = "") -> dict[str, Any]:

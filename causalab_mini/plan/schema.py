@@ -19,7 +19,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 CUTS = ("index", "span", "last", "all")
 TEXTS = ("variable", "text", "column")
 NULLABLE = ("attn_implementation",)
-NOTHING = {"featurizers": {"maxProperties": 0}, "decode": {"const": 0}, "controls": {"maxItems": 0}}
+NOTHING: dict[str, dict[str, Any]] = {"featurizers": {"maxProperties": 0}, "decode": {"const": 0}, "controls": {"maxItems": 0}}
 
 
 def schema() -> dict[str, Any]:
@@ -33,6 +33,7 @@ def schema() -> dict[str, Any]:
                 continue
             if definition.get("title") not in ("ModelSpec", "Header"):
                 definition["properties"][name] = _sweepable(value, name)
+    made["properties"]["featurizers"] = {**NOTHING["featurizers"], "description": "Not there yet."}
     made["properties"]["$schema"] = {"type": "string", "description": "Where this schema is, for editors; ignored."}
     made["required"] = ["model", "roles", "steps"]
     return {"$schema": DIALECT, **made, "title": "causalab-mini document"}
@@ -127,7 +128,7 @@ def _mechanism(name: str) -> dict[str, Any]:
 
 
 def _components(components: list[Any]) -> str:
-    return "A component:\n" + "\n".join(f"- `{component.name}`: {component.meaning}" for component in components)
+    return "A component name.\n" + "\n".join(f"- `{component.name}`: {component.meaning}" for component in components)
 
 
 def _sweepable(value: Any, name: str) -> dict[str, Any]:
