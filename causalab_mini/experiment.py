@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from causalab_mini.data.table import find_data_root, shipped_folder
+from causalab_mini.data.table import find_data_root, shipped_documents
 from causalab_mini.errors import CausalabError, CheckError, Problem, RunError, UsageError, did_you_mean, listed, quoted
 from causalab_mini.plan.build import build_request
 from causalab_mini.plan.explain import explain
@@ -260,7 +260,7 @@ def find_document(name: str | Path) -> Path:
 
 def example_documents() -> dict[str, Path]:
     """Returns the documents that ship, by name."""
-    folder = shipped_folder("documents")
+    folder = shipped_documents()
     files = (path for path in sorted(folder.rglob("*.json")) if "data" not in path.relative_to(folder).parts)
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in files}
 

@@ -58,14 +58,14 @@ def find_data_root(explicit: Path | None, document: Path | None) -> Path:
                 return (folder / "data").resolve()
     if Path("documents/data").is_dir():
         return Path("documents/data").resolve()
-    return shipped_folder("data")
+    return (shipped_documents() / "data").resolve()
 
 
-def shipped_folder(name: str) -> Path:
-    """Returns a folder that ships with the package (`data` or `documents`), in a wheel or in a checkout."""
+def shipped_documents() -> Path:
+    """Returns the folder of the documents that ship with the package, in a wheel or in a checkout; their tables are in it, as `data`."""
     package = Path(__file__).resolve().parent.parent
-    inside = package / "shipped" / name
-    return inside if inside.is_dir() else package.parent / name
+    inside = package / "shipped" / "documents"
+    return inside if inside.is_dir() else package.parent / "documents"
 
 
 def open_table(ref: str, root: Path) -> Table:
