@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart test check docs fix clean
+.PHONY: quickstart test check docs bench fix clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/causalab-mini run documents/quickstart.json --out out/quickstart
@@ -21,6 +21,9 @@ check: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python docs/make.py
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/startup.py
 
 fix: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

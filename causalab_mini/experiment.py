@@ -150,10 +150,10 @@ class Experiment:
             writer.end("interrupted", engine.describe())
             raise
         except CausalabError as error:
-            writer.end("failed", None, error.as_data())
+            writer.end("failed", engine.describe(), error.as_data())
             raise error.in_file(str(self.document.path or "")) from None
         except Exception as error:
-            writer.end("failed", None, {"errors": [{"code": "bug", "got": repr(error)}]})
+            writer.end("failed", engine.describe(), {"errors": [{"code": "bug", "got": repr(error)}]})
             raise
         failed = [check for entry in writer.steps for check in entry["checks"] if check["status"] == "failed"]
         writer.end("finished", run.record)
@@ -203,7 +203,14 @@ class _Writer:
                 made = step.results["outputs"].get(save.value)
                 if made is not None:
                     data = output_bytes(
-                        save.value, made.value.data, made.value.lengths, made.kind, made.groups, made.is_stacked, point.digest
+                        save.value,
+                        made.value.data,
+                        made.value.lengths,
+                        made.kind,
+                        made.groups,
+                        made.is_stacked,
+                        made.is_ragged,
+                        point.digest,
                     )
                 else:
                     metrics = step.results["metrics"]

@@ -13,8 +13,9 @@ def site(component, layer=None, **more):
 
 
 def document(interventions, steps, key="bundled:successor-llama", roles=None):
+    """Returns a document that shares nothing with what it is made of."""
     model = {"key": key, "dtype": "fp32"}
-    return {"model": model, "roles": roles or ROLES, "interventions": interventions, "steps": steps}
+    return json.loads(json.dumps({"model": model, "roles": roles or ROLES, "interventions": interventions, "steps": steps}))
 
 
 def observe(interventions, rows="rows", both=True, **more):

@@ -217,8 +217,8 @@ def command(capsys):
         try:
             main([str(argument) for argument in arguments])
             code = 0
-        except SystemExit as exit:
-            code = exit.code or 0
+        except SystemExit as leaving:
+            code = leaving.code or 0
         out, err = capsys.readouterr()
         return code, out, err
 

@@ -40,7 +40,26 @@ def test_a_path_leads_to_a_value_or_to_nothing(text, value):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "a b", "1a", "a.", ".a", "a..b", "a[]", "a[-1]", "a[x]", "a[0", "a]", "[0]", "a[0]b", "a/b", "é", "a\n", "a[٣]", f"a[{'9' * 5000}]"],
+    [
+        "",
+        "a b",
+        "1a",
+        "a.",
+        ".a",
+        "a..b",
+        "a[]",
+        "a[-1]",
+        "a[x]",
+        "a[0",
+        "a]",
+        "[0]",
+        "a[0]b",
+        "a/b",
+        "é",
+        "a\n",
+        "a[٣]",
+        f"a[{'9' * 5000}]",
+    ],
 )
 def test_what_is_no_path_is_none(text):
     assert parse_field(text) is None

@@ -50,9 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             print(error.text(), file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED)
+    except SystemExit as leaving:
+        if leaving.code == EXIT_INTERRUPTED:  # typer leaves with it on an interrupt, and says nothing
+            print("error: interrupted", file=sys.stderr)
+        raise
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

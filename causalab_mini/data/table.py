@@ -133,17 +133,17 @@ def _jsonl_rows(text: str, path: Path) -> list[Any]:
 def _csv_rows(text: str, path: Path) -> list[Any]:
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
-        rows = list(reader)
+        numbered = [(reader.line_num, row) for row in reader]
     except csv.Error as problem:
-        raise DataError(Problem("", "CSV", str(problem), code="csv", line=reader.line_num, column=1), str(path)) from None
+        raise DataError(Problem("", "CSV", str(problem), code="csv", line=reader.reader.line_num, column=1), str(path)) from None
     names = reader.fieldnames or []
     if len(set(names)) != len(names):
         raise DataError(Problem("", "each column once", listed(names), code="csv", line=1, column=1), str(path))
-    for number, row in enumerate(rows, 2):
+    for number, row in numbered:
         if None in row or None in row.values():
             got = f"a row of another length ({quoted(row)})"
             raise DataError(Problem("", f"{len(names)} cells", got, code="csv", line=number, column=1), str(path))
-    return rows
+    return [row for _, row in numbered]
 
 
 def _parquet_rows(text: str, path: Path) -> list[Any]:

@@ -31,12 +31,14 @@ class Made:
         kind: which of these.
         is_stacked: whether the layer axis was asked for.
         groups: names, in the order of the entries.
+        is_ragged: whether rows may have another number of tokens each, as the document has it and not as these rows happen to be.
     """
 
     value: Value
     kind: Literal["rows", "window", "groups"]
     is_stacked: bool
     groups: tuple[str, ...] = ()
+    is_ragged: bool = False
 
 
 OutputTensors = Mapping[str, Made]

@@ -146,7 +146,8 @@ def _reduce(output: nodes.Output, value: Value, rows: Sequence[int], n_rows: int
             means = reductions.mean_by(value, [output.groups[row] for row in rows])
             return Made(Value(torch.cat(list(means.values()), dim=1), (1,) * len(means)), "groups", is_stacked, tuple(means))
     lengths = dict(zip(rows, value.lengths, strict=True))
-    return Made(Value(value.data, tuple(lengths.get(row, 0) for row in range(n_rows))), "rows", is_stacked)
+    every_length = tuple(lengths.get(row, 0) for row in range(n_rows))
+    return Made(Value(value.data, every_length), "rows", is_stacked, is_ragged=not is_rectangle)
 
 
 def _difference(minuend: Made, subtrahend: Made, is_unit: bool) -> Made:
@@ -154,4 +155,4 @@ def _difference(minuend: Made, subtrahend: Made, is_unit: bool) -> Made:
     if is_unit:
         length = data.norm(dim=-1, keepdim=True)
         data = data / torch.where(length > 0, length, torch.ones_like(length))
-    return Made(Value(data, minuend.value.lengths), minuend.kind, minuend.is_stacked, minuend.groups)
+    return Made(Value(data, minuend.value.lengths), minuend.kind, minuend.is_stacked, minuend.groups, minuend.is_ragged)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from causalab_mini.model.components import COMPONENTS
+from causalab_mini.plan.docstrings import field_docstrings, models
 from causalab_mini.plan.spec import MECHANISM_RULES, Spec
 from causalab_mini.plan.spec.interventions import NOT_YET_MECHANISMS
 from causalab_mini.plan.strict import NAME_PATTERN
@@ -24,7 +25,13 @@ NOTHING: dict[str, dict[str, Any]] = {"featurizers": {"maxProperties": 0}, "deco
 
 def schema() -> dict[str, Any]:
     """Returns the JSON Schema of a document."""
-    made: dict[str, Any] = _tidied(Spec.model_json_schema(), "")
+    plain = Spec.model_json_schema()
+    for name, model in models().items():
+        definition = plain if model is Spec else plain["$defs"].get(name, {"properties": {}})
+        for key, text in field_docstrings(model).items():
+            if key in definition["properties"]:
+                definition["properties"][key]["description"] = text
+    made: dict[str, Any] = _tidied(plain, "")
     definitions = made["$defs"]
     _refine(definitions)
     for definition in [made, *definitions.values()]:

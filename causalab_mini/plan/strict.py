@@ -22,7 +22,6 @@ class Strict(BaseModel):
         extra="forbid",
         frozen=True,
         strict=True,
-        use_attribute_docstrings=True,
         allow_inf_nan=False,
         validate_default=False,
         protected_namespaces=(),
@@ -171,7 +170,7 @@ def refuse_not_yet(what: str, default: Any = None) -> BeforeValidator:
 
     def refuse(value: Any) -> Any:
         if type(value) is type(default) and value == default:
-            return value
+            return FrozenDict() if value == {} else _as_tuple(value)
         raise not_yet(what)
 
     return BeforeValidator(refuse)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import get_args
 
 from causalab_mini.model.components import COMPONENTS
+from causalab_mini.plan.docstrings import field_docstrings
 from causalab_mini.plan.position import Anchor, Position
 from causalab_mini.plan.spec import MECHANISM_RULES, METRIC_MODELS, STEP_MODELS, TokenForm
 from causalab_mini.plan.spec.interventions import NOT_YET_MECHANISMS
@@ -67,7 +68,8 @@ def vocabulary() -> Mapping[str, Mapping[str, str]]:
 
 
 def _fields(model: type[Strict]) -> dict[str, str]:
-    return {name: (field.description or "").replace("\n", " ") for name, field in model.model_fields.items()}
+    docstrings = field_docstrings(model)
+    return {name: docstrings[name].replace("\n", " ") for name in model.model_fields}
 
 
 def _first_line(model: type[Strict]) -> str:

@@ -8,13 +8,13 @@ from torch import Tensor
 
 
 def output_bytes(
-    name: str, data: Tensor, lengths: tuple[int, ...], kind: str, groups: tuple[str, ...], is_stacked: bool, digest: str
+    name: str, data: Tensor, lengths: tuple[int, ...], kind: str, groups: tuple[str, ...], is_stacked: bool, is_ragged: bool, digest: str
 ) -> bytes:
     """Returns an output as a safetensors file.
 
     A stacked read's tensors begin with a layer axis. `window`: (token, feature), or (feature,) where it is one vector. `groups`: one
-    vector each, named `<output>/<group>`. `rows`: (row, token, feature) where every row has as many tokens, else (token, feature) with
-    `<output>.lengths` beside it.
+    vector each, named `<output>/<group>`. `rows`: (row, token, feature) of a rectangle, else (token, feature) with `<output>.lengths`
+    beside it.
 
     Args:
         name: of the output.
@@ -23,6 +23,7 @@ def output_bytes(
         kind: what the entries are.
         groups: names of them.
         is_stacked: whether the layer axis is kept.
+        is_ragged: whether rows may have another number of tokens each; a rectangle of which rows were left out is ragged too.
         digest: of the experiment, kept as metadata.
     """
     import torch
@@ -35,7 +36,7 @@ def output_bytes(
         tensors = {f"{name}/{group}": values.select(axis, index) for index, group in enumerate(groups)}
     elif kind == "window":
         tensors[name] = values.squeeze(axis) if values.shape[axis] == 1 else values
-    elif len(set(lengths)) == 1 and lengths[0]:
+    elif not is_ragged and len(set(lengths)) == 1:
         shape: list[Any] = [*values.shape[:axis], len(lengths), lengths[0], values.shape[-1]]
         tensors[name] = values.reshape(shape)
     else:

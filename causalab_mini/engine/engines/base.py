@@ -79,8 +79,10 @@ class BaseEngine:
         return next(self.loaded().get_submodule(self.facts.family.embeddings).parameters()).device
 
     def describe(self) -> dict[str, Any]:
-        """Returns what the record of a run says of the engine."""
-        module = self.loaded()
+        """Returns what the record of a run says of the engine: its name alone before the weights are loaded."""
+        module = self.module
+        if module is None:
+            return {"engine": self.name}
         return {
             "engine": self.name,
             "device": sorted({str(parameter.device) for parameter in module.parameters()}),

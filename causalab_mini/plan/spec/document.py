@@ -12,7 +12,7 @@ from causalab_mini.errors import DocumentError, Problem
 from causalab_mini.plan.spec.interventions import Intervention
 from causalab_mini.plan.spec.sites import Site
 from causalab_mini.plan.spec.steps import Step
-from causalab_mini.plan.strict import Named, Strict, Tuple, invalid, not_yet, refuse_not_yet, shown
+from causalab_mini.plan.strict import FrozenDict, Named, Strict, Tuple, invalid, not_yet, refuse_not_yet, shown
 
 __all__ = ["Header", "ModelSpec", "Role", "Site", "Spec", "ValidationError"]
 
@@ -96,11 +96,11 @@ class Spec(Strict):
     """Which checkpoint."""
     roles: Named[Role]
     """Which column of a row is which side of the pair; one of them is `base`."""
-    sites: Named[Site] = Field(default_factory=dict)
+    sites: Named[Site] = Field(default_factory=FrozenDict)
     """Places inside the model, by name."""
-    featurizers: Annotated[Any, refuse_not_yet("featurizers", {})] = Field(default_factory=dict)
+    featurizers: Annotated[Any, refuse_not_yet("featurizers", {})] = Field(default_factory=FrozenDict)
     """Coordinate systems in which values are compared and replaced."""
-    interventions: Named[Intervention] = Field(default_factory=dict)
+    interventions: Named[Intervention] = Field(default_factory=FrozenDict)
     """The experiments; nothing runs by being declared."""
     steps: Annotated[Named[Step], Field(min_length=1)]
     """What runs, in this order."""

@@ -11,7 +11,7 @@ from pydantic import Field, Tag, model_validator
 from causalab_mini.plan.position import PositionField
 from causalab_mini.plan.spec.metrics import Metric
 from causalab_mini.plan.spec.sites import SiteField
-from causalab_mini.plan.strict import Name, Named, Strict, Tuple, invalid, not_yet, phrases, refuse_not_yet, tag_by
+from causalab_mini.plan.strict import FrozenDict, Name, Named, Strict, Tuple, invalid, not_yet, phrases, refuse_not_yet, tag_by
 
 Mechanism = Literal["swap", "add_scaled", "lerp", "gaussian", "clamp", "renormalize", "project_out", "permute", "knockout"]
 NotYet = Annotated[None, refuse_not_yet("featurizers")]
@@ -162,11 +162,11 @@ class Intervention(Strict):
 
     reads: Annotated[Named[Read], Field(min_length=1)]
     """What is read."""
-    writes: Named[Write] = Field(default_factory=dict)
+    writes: Named[Write] = Field(default_factory=FrozenDict)
     """What is written."""
-    models: Named[ModelDef] = Field(default_factory=dict)
+    models: Named[ModelDef] = Field(default_factory=FrozenDict)
     """The intervened models, by name."""
-    metrics: Named[Metric] = Field(default_factory=dict)
+    metrics: Named[Metric] = Field(default_factory=FrozenDict)
     """How reads are scored."""
     decode: Annotated[Any, refuse_not_yet("`decode`", 0)] = 0
     """How many tokens are generated, or how."""

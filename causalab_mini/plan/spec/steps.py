@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from causalab_mini.data.fields import parse_field
 from causalab_mini.plan.spec.interventions import Intervention
 from causalab_mini.plan.spec.metrics import COLUMN_PATH
-from causalab_mini.plan.strict import Name, Named, Strict, Tuple, invalid, refuse_not_yet, shown, tag_by, tag_by_kind
+from causalab_mini.plan.strict import FrozenDict, Name, Named, Strict, Tuple, invalid, refuse_not_yet, shown, tag_by, tag_by_kind
 
 Reduce = Literal["none", "mean", "std", "pca", "mean_by"]
 
@@ -112,7 +112,7 @@ class Observe(Strict):
     """For each role that the interventions use, the ref of its rows."""
     interventions: Interventions
     """A name, an intervention in place, or a list of either."""
-    outputs: Named[OutputField] = Field(default_factory=dict)
+    outputs: Named[OutputField] = Field(default_factory=FrozenDict)
     """Values kept for later steps and for files: a read's name, or an output."""
     controls: Annotated[Any, refuse_not_yet("`controls`", [])] = ()
     """Control experiments beside the step's own."""
