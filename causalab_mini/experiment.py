@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from causalab_mini.data.table import find_data_root, shipped_documents
-from causalab_mini.errors import CausalabError, CheckError, Problem, RunError, UsageError, did_you_mean, listed, quoted
+from causalab_mini.data.table import find_data_root
+from causalab_mini.errors import CausalabError, CheckError, Problem, RunError
 from causalab_mini.plan.build import build_request
 from causalab_mini.plan.explain import explain
 from causalab_mini.plan.load import Document, load_spec
@@ -19,12 +19,11 @@ from causalab_mini.results.store import DOCUMENT, POINTS, RECORD, SUMMARY, RunFo
 from causalab_mini.results.summary import summarise
 from causalab_mini.results.tables import table_bytes
 from causalab_mini.schedule.schedule import Schedule, build_schedule
+from causalab_mini.shipped import find_document
 
 if TYPE_CHECKING:
     from causalab_mini.engine.contract import Engine
     from causalab_mini.engine.run import PointResult, Run
-
-PREFIX = "bundled:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,31 +246,6 @@ class _naming:  # noqa: N801 - reads as a verb where it is used
             raise error.in_file(self.file) from error.__cause__
 
 
-def find_document(name: str | Path) -> Path:
-    """Returns the file of a document: a path, or `bundled:NAME` for one that ships with the package.
-
-    Raises:
-        UsageError: no such document ships.
-    """
-    text = str(name)
-    if not text.startswith(PREFIX):
-        return Path(name)
-    known = example_documents()
-    wanted = text.removeprefix(PREFIX)
-    if wanted not in known:
-        raise UsageError(
-            Problem("", f"a document that ships ({listed(known)})", quoted(wanted), did_you_mean(wanted, list(known)), "document")
-        )
-    return known[wanted]
-
-
-def example_documents() -> dict[str, Path]:
-    """Returns the documents that ship, by name."""
-    folder = shipped_documents()
-    files = (path for path in sorted(folder.rglob("*.json")) if "data" not in path.relative_to(folder).parts)
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in files}
-
-
 def load(
     path: str | Path,
     *,
@@ -296,4 +270,4 @@ def load(
     return Experiment(document, root, options or Options())
 
 
-__all__ = ["Experiment", "Options", "RunError", "Watcher", "find_document", "load"]
+__all__ = ["Experiment", "Options", "RunError", "Watcher", "load"]

@@ -3,10 +3,10 @@
 import json
 
 import pytest
+from test_errors import BASE, apply
 
 from causalab_mini.plan.load import load_raw
 from causalab_mini.plan.spec import MECHANISM_RULES, Spec
-from test_errors import BASE, apply
 
 pytestmark = pytest.mark.plain
 

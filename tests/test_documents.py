@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from causalab_mini.experiment import Experiment, Options, example_documents, load
+from causalab_mini.experiment import Experiment, Options, load
 from causalab_mini.plan.layout import formatted
+from causalab_mini.shipped import example_documents
 
 pytestmark = pytest.mark.tiny
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_errors import BASE
 
 from causalab_mini.data.strict_json import parse_json
 from causalab_mini.errors import DocumentError
 from causalab_mini.plan.load import Document, load_raw
-from test_errors import BASE
 
 pytestmark = pytest.mark.plain
 

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from test_errors import BASE, apply
 
 from causalab_mini.plan.load import load_raw
 from causalab_mini.plan.sweep import expand, find_axes, show_value
-from test_errors import BASE, apply
 
 pytestmark = pytest.mark.plain
 

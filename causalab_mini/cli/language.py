@@ -51,9 +51,9 @@ def new(
     as_json: options.AsJson = False,
 ) -> None:
     """Start a document: a working example of a kind of experiment, to be changed. `--set` changes values at once."""
-    from causalab_mini.experiment import example_documents
     from causalab_mini.plan.layout import formatted
     from causalab_mini.plan.load import load_raw, override
+    from causalab_mini.shipped import example_documents
 
     kinds = example_documents()
     raws = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in kinds.items()}
@@ -114,10 +114,10 @@ def diff(
     as_json: options.AsJson = False,
 ) -> None:
     """Tell whether two documents are the same experiment (exit 0), or where they differ (exit 1). Headers and spelling don't count."""
-    from causalab_mini.experiment import find_document
     from causalab_mini.plan.digest import canonical
     from causalab_mini.plan.layout import differences
     from causalab_mini.plan.load import load_spec
+    from causalab_mini.shipped import find_document
 
     one, other = (load_spec(find_document(name)) for name in (left, right))
     found: list[tuple[str, Any, Any]] = []

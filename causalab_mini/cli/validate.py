@@ -25,8 +25,8 @@ def register(app: typer.Typer) -> None:
         as_json: options.AsJson = False,
     ) -> None:
         """Check documents: the files, then their rows, tokens and positions against the checkpoint's config. Loads no weights."""
-        from causalab_mini.experiment import Options, find_document, load
         from causalab_mini.plan.load import load_spec
+        from causalab_mini.shipped import find_document
 
         found: list[dict[str, Any]] = []
         for name in documents:
@@ -34,6 +34,8 @@ def register(app: typer.Typer) -> None:
                 if no_model:
                     document = load_spec(find_document(name), options.overrides(set_))
                 else:
+                    from causalab_mini.experiment import Options, load
+
                     experiment = load(
                         name, data_root=data_root, overrides=options.overrides(set_), options=Options(trust_remote_code=trust_remote_code)
                     )

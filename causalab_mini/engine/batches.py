@@ -124,14 +124,13 @@ class PassOnBatch:
         """Returns the stops in forward order."""
         writes: dict[tuple[str, int | None], list[WriteTask]] = {}
         reads: dict[tuple[str, int | None], list[ReadTask]] = {}
-        for place in self.one.forward.places:
-            if isinstance(place, nodes.Write):
-                for entry, layer in enumerate(place.site.addresses):
-                    writes.setdefault((place.site.component, layer), []).append(self.write_task(place, entry, layer))
-            else:
-                index = self.read_index(place)
-                for entry, layer in enumerate(place.site.addresses):
-                    reads.setdefault((place.site.component, layer), []).append(ReadTask(place.name, entry, index))
+        for write in sorted(self.one.forward.writes, key=lambda write: write.order):
+            for entry, layer in enumerate(write.site.addresses):
+                writes.setdefault((write.site.component, layer), []).append(self.write_task(write, entry, layer))
+        for read in self.one.forward.reads:
+            index = self.read_index(read)
+            for entry, layer in enumerate(read.site.addresses):
+                reads.setdefault((read.site.component, layer), []).append(ReadTask(read.name, entry, index))
         stops = []
         for component, layer in sorted({*writes, *reads}, key=lambda key: forward_rank(*key)):
             address = self.facts.address(component, layer)

@@ -70,6 +70,7 @@ def _run_point(
         checks: list[Check] = []
         metrics: dict[str, list[dict[str, Any]]] = {}
         _refuse_writes_without_place(step_schedule, rows)
+        _refuse_one_row(step, rows)
         for intervention in step.interventions:
             found = observe(engine, step_schedule, intervention, request.prompts, outputs, rows, batch_size, on_pass)
             observed[intervention.name] = found
@@ -127,6 +128,14 @@ def _refuse_writes_without_place(schedule: StepSchedule, rows: Sequence[int]) ->
                     got = ", ".join(f"row {row} ({reason})" for row, reason in list(misses.items())[:20])
                     path = f"interventions.{name}.writes.{write.name}.pos"
                     raise PlanError(Problem(path, "something to write on every row", f"nothing on {got}", code="write_has_no_place"))
+
+
+def _refuse_one_row(step: nodes.Observe, rows: Sequence[int]) -> None:
+    """Refuses, where a `where` left one row, a `permute`: there is no other row whose value it could take."""
+    writes = [write for item in step.interventions for forward in item.forwards for write in forward.writes]
+    if len(rows) < 2 and any(write.mechanism == "permute" for write in writes):
+        expected = "at least two rows (`permute` takes another row's value)"
+        raise RunError(Problem(f"steps.{step.name}.where", expected, f"{len(rows)}", code="rows"))
 
 
 def _checks(

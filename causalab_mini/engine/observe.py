@@ -12,6 +12,7 @@ from torch import Tensor
 from causalab_mini.data.prompts import Prompt
 from causalab_mini.engine.batches import Made, OutputTensors, PassOnBatch, make_batch, split_rows
 from causalab_mini.engine.contract import Engine, State
+from causalab_mini.errors import Problem, RunError, quoted
 from causalab_mini.ops import reductions
 from causalab_mini.ops.windows import Value, concatenate
 from causalab_mini.plan import plan as nodes
@@ -123,7 +124,7 @@ def make_outputs(step: nodes.Observe, observed: Mapping[str, Observed], earlier:
             if output.minuend not in known or output.subtrahend not in known:
                 pending.append(output)
                 continue
-            made[output.name] = _difference(known[output.minuend], known[output.subtrahend], output.is_unit)
+            made[output.name] = _difference(output.name, known[output.minuend], known[output.subtrahend], output.is_unit)
             continue
         found = observed[output.intervention]
         value = Value(found.values[output.read].data.float(), found.values[output.read].lengths)
@@ -139,7 +140,10 @@ def _reduce(output: nodes.Output, value: Value, rows: Sequence[int], n_rows: int
             data = (reductions.mean if output.reduce == "mean" else reductions.std)(value, is_rectangle)
             return Made(Value(data, (data.shape[1],)), "window", is_stacked)
         case "pca":
-            data = reductions.pca(value, output.k or 1)
+            n_tokens, k = value.data.shape[1], output.k or 1
+            if k >= n_tokens:
+                raise RunError(Problem(f"outputs.{output.name}.k", f"fewer directions than tokens ({n_tokens} ran)", quoted(k), code="pca"))
+            data = reductions.pca(value, k)
             return Made(Value(data, (data.shape[1],)), "window", is_stacked)
         case "mean_by":
             assert output.groups is not None
@@ -150,7 +154,11 @@ def _reduce(output: nodes.Output, value: Value, rows: Sequence[int], n_rows: int
     return Made(Value(value.data, every_length), "rows", is_stacked, is_ragged=not is_rectangle)
 
 
-def _difference(minuend: Made, subtrahend: Made, is_unit: bool) -> Made:
+def _difference(name: str, minuend: Made, subtrahend: Made, is_unit: bool) -> Made:
+    sizes = minuend.value.lengths, subtrahend.value.lengths
+    if sizes[0] != sizes[1] and (subtrahend.kind == "rows" or sizes[1] != (1,)):
+        expected, got = "values of the same rows in both outputs", f"{sum(sizes[0])} and {sum(sizes[1])} tokens"
+        raise RunError(Problem(f"outputs.{name}.difference", expected, got, code="width"))
     data: Tensor = minuend.value.data - subtrahend.value.data
     if is_unit:
         length = data.norm(dim=-1, keepdim=True)

@@ -13,6 +13,7 @@ from causalab_mini.model.components import COMPONENTS
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.plan import plan as nodes
 from causalab_mini.plan import spec as language
+from causalab_mini.plan.axes import Axes, axes_of, misfit
 from causalab_mini.plan.check import forward_of, forwards_of
 from causalab_mini.plan.digest import digest_of_points, entries_of
 from causalab_mini.plan.load import Document, load_raw
@@ -84,6 +85,7 @@ class _Builder:
         self.facts = facts
         self.problems: list[Problem] = []
         self.outputs: dict[str, nodes.Output | nodes.Difference] = {}
+        self.axes: dict[str, Axes] = {}
 
     def say(self, path: str, expected: str, got: str, hint: str = "", code: str = "plan") -> None:
         self.problems.append(Problem(path, expected, got, hint, code))
@@ -162,16 +164,27 @@ class _Builder:
                 output = pending.pop(name)
                 if isinstance(output, language.Difference):
                     made[name] = nodes.Difference(name, *output.difference, output.unit)
+                    self.axes[name] = self.difference_axes(f"{path}.outputs.{name}.difference", output, {**self.outputs, **made})
                     continue
                 entry = language.Output(read=output) if isinstance(output, str) else output
                 intervention, read = _find(entry.read, reads)
+                item = next(item for item in interventions if item.name == intervention)
                 groups = None
                 if entry.by is not None:
-                    role = next(item for item in interventions if item.name == intervention).forward_of(read).role
-                    groups = self.groups(step.rows[role], entry.by, f"{path}.outputs.{name}.by")
+                    groups = self.groups(step.rows[item.forward_of(read).role], entry.by, f"{path}.outputs.{name}.by")
                 made[name] = nodes.Output(name, intervention, read, entry.reduce, entry.k, groups)
+                self.axes[name] = axes_of(item.read(read).site, item.read(read).view, self.facts)
         self.outputs.update(made)
-        return tuple(made[name] for name in sorted(made, key=list(step.outputs).index) if True)
+        return tuple(made[name] for name in sorted(made, key=list(step.outputs).index))
+
+    def difference_axes(self, path: str, output: language.Difference, known: Mapping[str, nodes.Output | nodes.Difference]) -> Axes:
+        minuend, subtrahend = output.difference
+        for index, part in enumerate(output.difference):
+            if isinstance(found := known[part], nodes.Output) and found.reduce == "mean_by":
+                raise PlanError(Problem(f"{path}[{index}]", "an output that is not one of groups", f"{quoted(part)} (`mean_by`)"))
+        if problems := misfit(f"{path}[1]", subtrahend, self.axes[subtrahend], self.axes[minuend]):
+            raise PlanError(problems)
+        return self.axes[minuend]
 
     def groups(self, ref: str, column: str, path: str) -> tuple[str, ...]:
         cells = self.rows.column(ref, column, path)
@@ -264,6 +277,7 @@ class _InterventionBuilder:
                 metrics.append(self.metric(name, metric, built))
         ordered = _in_order(built)
         self.refuse_late_operands(ordered)
+        self.refuse_misfits(ordered, metrics)
         return nodes.Intervention(self.name, tuple(ordered), tuple(metrics))
 
     def forward(self, model: str, role: str, writes: Sequence[nodes.Write], reads: Sequence[nodes.Read]) -> nodes.Forward:
@@ -288,17 +302,20 @@ class _InterventionBuilder:
             case str():
                 operand = nodes.FromRead(write.operand)
             case language.OutputRef():
-                operand = self.output_operand(write.operand.ref, role, f"{path}.operand")
+                operand = self.output_operand(write.operand.ref, role, site, f"{path}.operand")
             case float() | int():
                 operand = nodes.Constant(float(write.operand))
         if write.mechanism == "permute":
             operand = self.other_row(name, model, role, site, write, anchors)
             if len(self.prompts[role]) < 2:
                 raise PlanError(Problem(path, "at least two rows (`permute` takes another row's value)", "one", code="rows"))
-        return nodes.Write(name, site, write.pos, anchors, write.mechanism, operand, write.params, write.align)
+        order = self.intervention.models[model].writes.index(name)
+        return nodes.Write(name, site, write.pos, anchors, write.mechanism, operand, write.params, write.align, order)
 
-    def output_operand(self, ref: str, role: str, path: str) -> nodes.FromOutput:
+    def output_operand(self, ref: str, role: str, site: nodes.Site, path: str) -> nodes.FromOutput:
         output = self.owner.outputs.get(ref)
+        if output is not None and (problems := misfit(path, ref, self.owner.axes[ref], axes_of(site, "raw", self.owner.facts))):
+            raise PlanError(problems)
         if isinstance(output, nodes.Output) and output.reduce == "mean_by":
             column = next(
                 entry.by
@@ -351,6 +368,19 @@ class _InterventionBuilder:
                     got = f"{quoted(read.name)} at `{read.site}`, written at `{write.site}`"
                     expected = "an operand that is read earlier in the same forward"
                     self.owner.say(f"{self.path}.writes.{write.name}.operand", expected, got, code="order")
+
+    def refuse_misfits(self, forwards: Sequence[nodes.Forward], metrics: Sequence[nodes.Metric]) -> None:
+        """Refuses operands, and reads that are compared, with other features or layers than what they are for."""
+        facts = self.owner.facts
+        axes = {read.name: axes_of(read.site, read.view, facts) for forward in forwards for read in forward.reads}
+        for write in {write.name: write for forward in forwards for write in forward.writes}.values():
+            if isinstance(write.operand, nodes.FromRead) and write.operand.read in axes:
+                place, name = axes_of(write.site, "raw", facts), write.operand.read
+                self.owner.problems += misfit(f"{self.path}.writes.{write.name}.operand", name, axes[name], place)
+        for metric in metrics:
+            for key, name in metric.reads.items():
+                if key not in ("of", "answer") and name in axes and metric.reads["of"] in axes:
+                    self.owner.problems += misfit(f"{self.path}.metrics.{metric.name}.{key}", name, axes[name], axes[metric.reads["of"]])
 
     # metrics
 
@@ -439,6 +469,10 @@ class _InterventionBuilder:
         places = [place for place in prompt_forward.places if isinstance(place, nodes.Write)]
         appended = tuple(() if answer is None else answer for answer in answers)
         n_tokens = max(prompt.n_tokens + len(answer) for prompt, answer in zip(self.prompts[prompt_forward.role], appended, strict=True))
+        longest = self.owner.facts.max_positions
+        if longest is not None and n_tokens > longest:
+            expected = f"at most {longest} tokens with the answer (the model's learned positions)"
+            raise PlanError(Problem(f"{self.path}.metrics.{name}.target", expected, str(n_tokens), code="prompt"))
         forwards.append(
             nodes.Forward(
                 prompt_forward.model, prompt_forward.role, prompt_forward.rows, prompt_forward.n_rows, n_tokens, (*places, read), appended

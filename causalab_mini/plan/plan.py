@@ -105,7 +105,7 @@ Operand = FromRead | FromOutput | Constant
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A change that is made in a forward."""
+    """A change that is made in a forward; `order` is its place in the model's list, which counts where writes meet."""
 
     name: str
     site: Site
@@ -115,6 +115,7 @@ class Write:
     operand: Operand | None
     params: Params
     align: str
+    order: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ class Forward:
 
     @property
     def writes(self) -> tuple[Write, ...]:
-        """Its writes, in the order in which they apply."""
+        """Its writes, in forward order of the first layer of each."""
         return tuple(place for place in self.places if isinstance(place, Write))
 
 

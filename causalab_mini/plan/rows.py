@@ -80,6 +80,11 @@ class Rows:
                 problems.append(
                     Problem(f"{role_path}.field", expected, f"{prompt.n_tokens} on row {index} of {quoted(ref)}", code="prompt")
                 )
+            if max(prompt.ids) >= self.facts.vocabulary:
+                expected = f"token ids below {self.facts.vocabulary} (the model's vocabulary)"
+                hint = "the tokenizer that was opened is not the one that the model was trained with"
+                got = f"{max(prompt.ids)} on row {index} of {quoted(ref)}"
+                problems.append(Problem(f"{role_path}.field", expected, got, hint, "prompt"))
             prompts.append(prompt)
         if problems:
             raise PlanError(_first(problems))

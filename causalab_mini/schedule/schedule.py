@@ -86,7 +86,7 @@ def build_schedule(request: nodes.Request, point: nodes.PlannedPoint) -> Schedul
         steps.append(schedule)
         if step.where is None:
             problems += _without_eligible_rows(schedule)
-        _note_outputs(schedule, shapes)
+        problems += _note_outputs(schedule, shapes)
     if problems:
         raise PlanError(dict.fromkeys(problems))
     return Schedule(point, tuple(steps))
@@ -215,15 +215,35 @@ def metric_reasons(schedule: StepSchedule, intervention: nodes.Intervention, met
     return tuple(found)
 
 
-def _note_outputs(schedule: StepSchedule, shapes: _Shapes) -> None:
-    for output in schedule.step.outputs:
+def _note_outputs(schedule: StepSchedule, shapes: _Shapes) -> Iterable[Problem]:
+    """Notes how many tokens each output of a step has, and yields what can't be made of these rows."""
+    step = schedule.step
+    pending = list(step.outputs)
+    while pending:
+        output = pending.pop(0)
+        path = f"steps.{step.name}.outputs.{output.name}"
         if isinstance(output, nodes.Difference):
-            shapes.by_output[output.name] = shapes.by_output.get(output.minuend)
+            if {output.minuend, output.subtrahend} & {later.name for later in pending}:
+                pending.append(output)
+                continue
+            minuend, subtrahend = (shapes.by_output.get(name) for name in (output.minuend, output.subtrahend))
+            if subtrahend not in (None, 1, minuend):
+                expected = f"as many tokens as {quoted(output.minuend)}, row by row, or one vector"
+                yield Problem(f"{path}.difference[1]", expected, quoted(output.subtrahend), code="width")
+            shapes.by_output[output.name] = minuend
             continue
-        read = schedule.step.intervention(output.intervention).read(output.read)
+        read = step.intervention(output.intervention).read(output.read)
         widths = tuple(len(window.tokens) for window in schedule.windows(output.intervention, output.read))
-        if output.reduce == "none":
-            shapes.by_output[output.name] = widths
-        else:
-            is_rectangle = read.pos.width is not None and read.pos.scope is None
-            shapes.by_output[output.name] = read.pos.width if is_rectangle and output.reduce != "pca" else output.k
+        is_rectangle = read.pos.width is not None and read.pos.scope is None
+        match output.reduce:
+            case "none":
+                shapes.by_output[output.name] = widths
+            case "pca":
+                shapes.by_output[output.name] = output.k
+                if step.where is None and (output.k or 1) >= sum(widths):
+                    expected = f"fewer directions than tokens ({sum(widths)} in all rows)"
+                    yield Problem(f"{path}.k", expected, quoted(output.k), code="pca")
+            case "mean_by":
+                shapes.by_output[output.name] = None
+            case _:
+                shapes.by_output[output.name] = read.pos.width if is_rectangle else None

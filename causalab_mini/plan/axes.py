@@ -1,0 +1,39 @@
+"""The layer and feature axes of what is read, written and kept, and what fits what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from causalab_mini.errors import Problem
+from causalab_mini.model.facts import ModelFacts
+from causalab_mini.plan import plan as nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """Sizes; `n_layers` is None where there is no layer axis, `n_features` where it depends on the row."""
+
+    n_layers: int | None
+    n_features: int | None
+
+    def __str__(self) -> str:
+        layers = "" if self.n_layers is None else f"{self.n_layers} layers of "
+        return f"{layers}{'keys' if self.n_features is None else f'{self.n_features} features'}"
+
+
+def axes_of(site: nodes.Site, view: str, facts: ModelFacts) -> Axes:
+    """Returns the axes of the values at a site."""
+    width = facts.vocabulary if view == "logits" else facts.width(site.component)
+    if site.units is not None and view != "logits":
+        width = len(site.units)
+    if site.heads is not None and width is not None:
+        width = len(site.heads) * width // (facts.n_heads_of(site.component) or 1)
+    return Axes(len(site.layers) if site.is_stacked else None, width)
+
+
+def misfit(path: str, name: str, value: Axes, place: Axes) -> list[Problem]:
+    """Returns why a value can't stand where another is: other features, or other layers. One without layer axis is given to each."""
+    if value.n_features == place.n_features and value.n_layers in (None, place.n_layers):
+        return []
+    expected = str(place) if place.n_layers is None else f"{place}, or {place.n_features} features without layer axis"
+    return [Problem(path, expected, f"`{name}` with {value}", code="width")]
