@@ -132,6 +132,10 @@ class CheckError(RunError):
     """The run finished, and a check of its numbers failed."""
 
 
+def _on_one_line(text: str) -> str:
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def quoted(value: object) -> str:
     """Returns a value in backticks, shortened to what a line can hold."""
     text = str(value)

@@ -34,9 +34,7 @@ def sentencepiece(template=TEMPLATE):
     tokenizer.train_from_iterator([TEXT], trainer)
     tokenizer.pre_tokenizer = None
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     return wrapped(tokenizer, template, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 

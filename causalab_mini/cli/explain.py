@@ -24,12 +24,12 @@ def register(app: typer.Typer) -> None:
 
         Opens the checkpoint's config and tokenizer, no weights; finds every position in every row, and refuses what does not fit.
         """
-        from causalab_mini import plan
         from causalab_mini.experiment import Options, load
+        from causalab_mini.plan.explain import explain as explain_text
         from causalab_mini.plan.explain import explain_data
 
         loaded = load(
             document, data_root=data_root, overrides=options.overrides(set_), options=Options(trust_remote_code=trust_remote_code)
         )
         request, _, _ = loaded.compile()
-        print(json.dumps(explain_data(request), indent=1, ensure_ascii=False) if as_json else plan.explain(request))
+        print(json.dumps(explain_data(request), indent=1, ensure_ascii=False) if as_json else explain_text(request))

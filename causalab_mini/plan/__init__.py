@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from causalab_mini.plan.build import build_request
-    from causalab_mini.plan.explain import explain
     from causalab_mini.plan.load import Document, load_raw, load_spec
     from causalab_mini.plan.plan import Forward, Observe, Plan, Request
     from causalab_mini.plan.spec import Spec
 
-__all__ = ["Document", "Forward", "Observe", "Plan", "Request", "Spec", "build_request", "explain", "load_raw", "load_spec"]
+__all__ = ["Document", "Forward", "Observe", "Plan", "Request", "Spec", "build_request", "load_raw", "load_spec"]
 
 _HOMES = {
     "Document": "load",

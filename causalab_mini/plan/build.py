@@ -173,7 +173,11 @@ class _Builder:
                 if entry.by is not None:
                     groups = self.groups(step.rows[item.forward_of(read).role], entry.by, f"{path}.outputs.{name}.by")
                 made[name] = nodes.Output(name, intervention, read, entry.reduce, entry.k, groups)
-                self.axes[name] = axes_of(item.read(read).site, item.read(read).view, self.facts)
+                self.axes[name] = axes = axes_of(item.read(read).site, item.read(read).view, self.facts)
+                if entry.k is not None and axes.n_features is not None and entry.k > axes.n_features:
+                    raise PlanError(
+                        Problem(f"{path}.outputs.{name}.k", f"at most {axes.n_features} directions", quoted(entry.k), code="pca")
+                    )
         self.outputs.update(made)
         return tuple(made[name] for name in sorted(made, key=list(step.outputs).index))
 

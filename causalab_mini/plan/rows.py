@@ -80,7 +80,7 @@ class Rows:
                 problems.append(
                     Problem(f"{role_path}.field", expected, f"{prompt.n_tokens} on row {index} of {quoted(ref)}", code="prompt")
                 )
-            if max(prompt.ids) >= self.facts.vocabulary:
+            if self.facts is not None and max(prompt.ids) >= self.facts.vocabulary:
                 expected = f"token ids below {self.facts.vocabulary} (the model's vocabulary)"
                 hint = "the tokenizer that was opened is not the one that the model was trained with"
                 got = f"{max(prompt.ids)} on row {index} of {quoted(ref)}"

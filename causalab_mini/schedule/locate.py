@@ -63,7 +63,7 @@ def _run(scope: Anchor | None, anchor: str | None, prompt: Prompt) -> range:
     within = (0, len(prompt.text)) if scope.segment is None else _segment(scope.segment, prompt)
     span = within if not _has_text(scope) else _find(prompt.text, anchor, within, scope.occurrence)
     tokens = [token for token, (start, end) in enumerate(prompt.spans) if start < span[1] and end > span[0]]
-    if not tokens:
+    if not tokens or span[0] == span[1]:
         raise _MissError("alignment_missing")
     return range(tokens[0], tokens[-1] + 1)
 
