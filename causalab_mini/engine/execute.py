@@ -10,7 +10,7 @@ import torch
 
 from causalab_mini.engine.batches import Made
 from causalab_mini.engine.contract import Engine
-from causalab_mini.engine.observe import Observed, make_outputs, observe
+from causalab_mini.engine.observe import Observed, make_outputs, observe, write_key
 from causalab_mini.engine.run import PointResult, Run, StepResult
 from causalab_mini.engine.tables import metric_rows, positions
 from causalab_mini.errors import PlanError, Problem, RunError, quoted
@@ -55,7 +55,8 @@ def execute(
         result = _run_point(engine, request, schedule, batch_size, check, on_pass)
         points.append(result)
         on_point(result)
-    return Run(tuple(points), engine.describe())
+    record = engine.describe()
+    return Run(tuple(points), record, tuple(record.get("warnings", ())))
 
 
 def _run_point(
@@ -154,7 +155,7 @@ def _checks(
     )
     differences: dict[int, float] = {}
     if len(observed.rows) > 1 and not deranges:
-        for row in observed.rows if level == "full" else observed.rows[-1:]:
+        for row in observed.rows if level == "full" else _most_padded(request, intervention, observed.rows):
             alone = observe(engine, schedule, intervention, request.prompts, outputs, (row,), None)
             differences[row] = _difference(observed, alone, observed.rows.index(row))
     rows = check_rows(name, differences, engine.facts.dtype, len(observed.rows))
@@ -163,10 +164,17 @@ def _checks(
     expected: dict[str, list[int]] = {}
     for one in schedule.passes[intervention.name]:
         for write in one.forward.writes:
-            expected[f"{one.forward.model}/{write.name}"] = [row for row in observed.rows if row not in one.missing]
+            key = write_key(intervention, one.forward, write)
+            expected[key] = [row for row in observed.rows if row not in one.missing]
     changes = {key: evidence.change for key, evidence in observed.writes.items()}
     left_over = {key: evidence.n_left_over for key, evidence in observed.writes.items()}
     return [rows, check_writes(name, changes, expected, left_over)]
+
+
+def _most_padded(request: nodes.Request, intervention: nodes.Intervention, rows: Sequence[int]) -> tuple[int]:
+    """Returns the row with the fewest tokens: it is the one that a fault of padding, masks or positions would show on."""
+    prompts = [request.prompts[forward.rows] for forward in intervention.forwards]
+    return (min(rows, key=lambda row: sum(of_role[row].n_tokens for of_role in prompts)),)
 
 
 def _difference(observed: Observed, alone: Observed, index: int) -> float:
@@ -179,6 +187,6 @@ def _difference(observed: Observed, alone: Observed, index: int) -> float:
         spread = float(one.std()) if one.numel() > 1 else float(one.abs().max())
         difference = float((one - batched).abs().max())
         worst = max(worst, difference / spread if spread > 0 else difference)
-        if not torch.isfinite(one).all():
+        if not (torch.isfinite(one).all() and torch.isfinite(batched).all()):
             worst = float("inf")
     return worst
