@@ -16,7 +16,7 @@ class ModelFacts:
 
     Attributes:
         key: as the document spells it.
-        revision: the resolved commit, or the revision that was asked for; None for what has no revisions.
+        revision: the resolved commit, or the revision that was asked for; a GGUF file's checksum; None for what has no revisions.
         dtype: what the weights are loaded as.
         attn_implementation: of transformers.
         model_type: the family, as transformers names it.

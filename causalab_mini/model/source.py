@@ -1,7 +1,8 @@
-"""What a model key names: a hub id, a local folder, or a model that ships with the package."""
+"""What a model key names: a hub id, a local folder, a GGUF file, or a model that ships with the package."""
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +17,21 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a checkpoint comes from; `location` is what transformers is given."""
+    """Where a checkpoint comes from; `location` is what transformers is given (of a GGUF file, the folder that is made of it)."""
 
-    kind: Literal["hub", "folder", "bundled"]
+    kind: Literal["hub", "folder", "gguf", "bundled"]
     location: str
 
 
 def bundled_models() -> tuple[str, ...]:
     """Returns the names of the models that ship with the package."""
     return tuple(sorted(folder.name for folder in BUNDLED.iterdir() if (folder / "config.json").is_file()))
+
+
+def cache_folder() -> Path:
+    """Returns where converted checkpoints are kept: `$CAUSALAB_CACHE`, or the place that the system has for caches."""
+    own, common = os.environ.get("CAUSALAB_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    return Path(own) if own else (Path(common) if common else Path.home() / ".cache") / "causalab-mini"
 
 
 def find_source(key: str, base: Path | None = None) -> Source:
@@ -35,7 +42,7 @@ def find_source(key: str, base: Path | None = None) -> Source:
         base: the document's folder; local paths are looked for there first, then in the working directory.
 
     Raises:
-        ModelError: there is no such bundled model or folder, or the key is neither.
+        ModelError: there is no such bundled model, folder or file, or the key is none of them.
     """
     if key.startswith(PREFIX):
         name = key.removeprefix(PREFIX)
@@ -44,13 +51,14 @@ def find_source(key: str, base: Path | None = None) -> Source:
             hint = did_you_mean(name, known)
             raise ModelError(Problem("model.key", f"a bundled model ({listed(known)})", quoted(name), hint, "model_key"))
         return Source("bundled", str(BUNDLED / name))
-    if key.endswith(".gguf"):
-        raise ModelError(
-            Problem("model.key", "a hub id, a folder or a bundled model", quoted(key), "GGUF files are not there yet", "not_yet")
-        )
-    for folder in ([] if base is None else [base / key]) + [Path(key)]:
-        if folder.is_dir():
-            return Source("folder", str(folder))
+    is_gguf = key.lower().endswith(".gguf")
+    for place in ([] if base is None else [base / key]) + [Path(key)]:
+        if place.is_dir():
+            return Source("folder", str(place))
+        if is_gguf and place.is_file():
+            return Source("gguf", str(place))
+    if is_gguf:
+        raise ModelError(Problem("model.key", "a GGUF file that exists", quoted(key), code="model_key"))
     if key.startswith((".", "/", "~")) or _HUB_ID.fullmatch(key) is None:
         raise ModelError(Problem("model.key", "a hub id like `org/name`, or a folder that exists", quoted(key), code="model_key"))
     return Source("hub", key)
