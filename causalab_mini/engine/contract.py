@@ -51,7 +51,7 @@ class State:
 
     Attributes:
         reads: values by read name and place in its site's list of layers, (token, feature).
-        changes: by write name and layer, (token,) relative change of norm of each written token.
+        changes: by write name and layer, (token,) relative change of norm of each written token; the change itself where it was zero.
     """
 
     reads: dict[tuple[str, int], Tensor] = field(default_factory=dict)

@@ -154,7 +154,7 @@ def _checks(
     )
     differences: dict[int, float] = {}
     if len(observed.rows) > 1 and not deranges:
-        for row in observed.rows if level == "full" else observed.rows[-1:]:
+        for row in observed.rows if level == "full" else _most_padded(request, intervention, observed.rows):
             alone = observe(engine, schedule, intervention, request.prompts, outputs, (row,), None)
             differences[row] = _difference(observed, alone, observed.rows.index(row))
     rows = check_rows(name, differences, engine.facts.dtype, len(observed.rows))
@@ -169,6 +169,12 @@ def _checks(
     return [rows, check_writes(name, changes, expected, left_over)]
 
 
+def _most_padded(request: nodes.Request, intervention: nodes.Intervention, rows: Sequence[int]) -> tuple[int]:
+    """Returns the row with the fewest tokens: it is the one that a fault of padding, masks or positions would show on."""
+    prompts = [request.prompts[forward.rows] for forward in intervention.forwards]
+    return (min(rows, key=lambda row: sum(of_role[row].n_tokens for of_role in prompts)),)
+
+
 def _difference(observed: Observed, alone: Observed, index: int) -> float:
     """Returns the largest difference of a row's reads in the batch and alone, as a share of their standard deviation."""
     worst = 0.0
@@ -179,6 +185,6 @@ def _difference(observed: Observed, alone: Observed, index: int) -> float:
         spread = float(one.std()) if one.numel() > 1 else float(one.abs().max())
         difference = float((one - batched).abs().max())
         worst = max(worst, difference / spread if spread > 0 else difference)
-        if not torch.isfinite(one).all():
+        if not (torch.isfinite(one).all() and torch.isfinite(batched).all()):
             worst = float("inf")
     return worst

@@ -30,9 +30,8 @@ def visit(activation: Tensor, stop: Visit, state: State) -> Tensor | None:
         new = write.change(before, gather(arrived, write.index).float(), state)
         current = scatter(current, write.index, new)
         landed = gather(current, write.index).float()
-        length = before.norm(dim=-1)
-        floor = torch.finfo(torch.float32).tiny
-        state.changes[write.name, write.layer] = (landed - before).norm(dim=-1) / length.clamp(min=floor)
+        moved, length = (landed - before).norm(dim=-1), before.norm(dim=-1)
+        state.changes[write.name, write.layer] = moved / torch.where(length > 0, length, torch.ones_like(length))
     for read in stop.reads:
         state.reads[read.name, read.entry] = gather(current, read.index)
     return None if current is activation else current

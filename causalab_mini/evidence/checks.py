@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,8 +21,8 @@ class Check:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def as_data(self) -> dict[str, Any]:
-        """Returns the outcome as the record of a run has it."""
-        return {"check": self.name, "status": self.status, "text": self.text, **self.data}
+        """Returns the outcome as the record of a run has it; what is not finite is null there."""
+        return {"check": self.name, "status": self.status, "text": self.text, **_finite(self.data)}
 
 
 def check_rows(step: str, differences: Mapping[int, float], dtype: str, n_rows: int) -> Check:
@@ -83,3 +84,9 @@ def check_writes(
 
 def _median(values: list[float]) -> float | None:
     return sorted(values)[len(values) // 2] if values else None
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, Mapping):
+        return {key: _finite(value) for key, value in data.items()}
+    return None if isinstance(data, float) and not math.isfinite(data) else data

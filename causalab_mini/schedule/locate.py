@@ -89,7 +89,7 @@ def _segment(segment: str, prompt: Prompt) -> Span:
 
 def _find(text: str, anchor: str | None, within: Span, occurrence: str | int) -> Span:
     """Returns where a text stands: as given, else with a space before it, else stripped; overlapping finds count."""
-    if anchor is None:
+    if not anchor:
         raise _MissError("alignment_missing")
     for spelling in (anchor, f" {anchor}", anchor.strip()):
         starts = _starts(text, spelling, within) if spelling else []
