@@ -37,6 +37,11 @@ class Component:
     is_residual: bool = False
     is_vocabulary: bool = False
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether its last axis is the keys that a query attends to."""
+        return self.width == "keys"
+
 
 _IN_FORWARD_ORDER = (
     Component("input_ids", False, "token", "the token ids", is_writable=False),

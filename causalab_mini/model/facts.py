@@ -90,7 +90,9 @@ def facts_from_config(config: Any, key: str, revision: str | None, dtype: str, a
         raise ModelError(Problem("model.key", expected, f"{quoted(key)}, of the family {quoted(model_type)}", hint, "family"))
     family = FAMILIES[model_type](config)
     if isinstance(family, str):
-        raise ModelError(Problem("model.key", f"a {quoted(model_type)} model whose places have been proved", f"{quoted(key)}: {family}", code="family"))
+        raise ModelError(
+            Problem("model.key", f"a {quoted(model_type)} model whose places have been proved", f"{quoted(key)}: {family}", code="family")
+        )
     n_heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
     return ModelFacts(
         key=key,

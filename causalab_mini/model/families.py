@@ -270,7 +270,9 @@ def _neox(config: Any) -> Family | str:
 def _falcon(config: Any) -> Family | str:
     if config.new_decoder_architecture:
         two_norms = getattr(config, "num_ln_in_parallel_attn", None) != 1
-        places = {"attention_input_norm": _out(f"{_G}.ln_attn"), "mlp_input_norm": BEFORE_ATTENTION} if two_norms else {}
+        places: dict[str, Place] = {}
+        if two_norms:
+            places = {"attention_input_norm": _out(f"{_G}.ln_attn"), "mlp_input_norm": BEFORE_ATTENTION}
         return Family({**_FALCON, **places}, is_parallel=True)
     if config.parallel_attn:
         return Family(_FALCON, is_parallel=True)
