@@ -50,10 +50,8 @@ class Problem:
         where = [] if not file else [file if self.line is None else f"{file}:{self.line}:{self.column}"]
         if self.path:
             where.append(self.path)
-        head = _CONTROL.sub(
-            lambda found: f"\\u{ord(found[0]):04x}", ": ".join(["error", *where, f"expected {self.expected}, got {self.got}"])
-        )
-        return f"{head}\nhint: {self.hint}" if self.hint else head
+        head = _on_one_line(": ".join(["error", *where, f"expected {self.expected}, got {self.got}"]))
+        return f"{head}\nhint: {_on_one_line(self.hint)}" if self.hint else head
 
     def as_data(self, file: str = "") -> dict[str, Any]:
         """Returns the problem as `--json` prints it; keys without a value are left out."""

@@ -37,7 +37,7 @@ def test_a_run_exits_with_zero(command, home):
 @pytest.mark.parametrize("verb", ["explain", "run"])
 def test_a_wrong_document_exits_with_two_and_all_its_errors(command, home, verb):
     raw = looking()
-    raw["interventions"]["look"]["reads"]["z"]["poss"] = -1
+    raw["interventions"]["look"]["reads"]["other"] = {**CLEAN, "poss": -1}
     raw["steps"]["s"]["saves"][0]["value"] = "wrong"
     path = write_document(home, raw)
     code, out, err = command(verb, path, *(["--out", home / "out"] if verb == "run" else []))
@@ -45,7 +45,7 @@ def test_a_wrong_document_exits_with_two_and_all_its_errors(command, home, verb)
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 2
     assert all(line.startswith(f"error: {path}: ") for line in errors)
-    assert "interventions.look.reads.z.poss" in err
+    assert "interventions.look.reads.other.poss" in err
     assert "steps.s.saves[0].value" in err
     assert "Traceback" not in err
     assert not (home / "out").exists()

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 
 import pytest
 import torch
@@ -298,6 +299,7 @@ def test_weights_are_loaded_in_the_dtype_that_was_asked_for(kind, dtype):
     engine = {"nnterp": NNterpEngine, "hooks": HooksEngine}[kind].load(
         ModelSpec(key="bundled:successor-llama", dtype=dtype), device_map="cpu"
     )
+    engine.load_weights()
     assert engine.describe()["dtype"] == [{"bf16": "bfloat16", "fp16": "float16"}[dtype]]
 
 
@@ -352,8 +354,7 @@ def test_the_rows_check_finds_position_ids_that_are_not_the_rows_own(carry_out, 
         counted = torch.arange(batch.input_ids.shape[1]).expand_as(batch.input_ids)
         return type(batch)(batch.rows, batch.input_ids, batch.attention_mask, counted)
 
-    # The check runs the last row alone; it has to be one that is padded in the batch.
-    rows = sorted(rows_of("successor-gpt2"), key=lambda row: -len(row["input"]))
+    rows = sorted(rows_of("successor-gpt2"), key=lambda row: len(row["input"]))  # the last row, being longest, would not show it
     assert checks_of(carry_out(reading_logits(), rows, "successor-gpt2", kind, check="sample"))["rows"].status == "passed"
     monkeypatch.setattr(observing, "make_batch", without_positions)
     check = checks_of(carry_out(reading_logits(), rows, "successor-gpt2", kind, check="sample"))["rows"]
@@ -383,6 +384,33 @@ def test_the_writes_check_finds_a_write_that_fired_on_the_first_row_only(carry_o
     assert "`patched/patch` did not fire on rows [1, 2, 3, 4]" in check.text
 
 
+def test_the_writes_check_keeps_the_forwards_of_a_model_apart(carry_out, rows_of, monkeypatch):
+    from causalab_mini.engine.batches import PassOnBatch
+
+    land = PassOnBatch.land
+
+    def base_only(self, *arguments, **more):
+        landing = land(self, *arguments, **more)
+        if self.one.forward.role != "base" or self.one.forward.appended is not None:
+            for name in ("rows", "tokens", "sources", "places"):
+                getattr(landing, name).clear()
+        return landing
+
+    place = {"site": site("block_output", 0), "pos": -1}
+    reads = {role: {"site": LOGITS, "pos": -1, "model": "patched", "input": role} for role in ROLES}
+    patch = patching({**place, "mechanism": "swap", "operand": 0.5}, reads=reads)
+    patch["metrics"] = {"answer": {"kind": "answer_logprob", "of": "base", "target": "answer"}}
+    raw = document({"p": patch}, {"s": observe("p")})
+    check = checks_of(carry_out(raw, rows_of("successor-llama"), check="sample"))["writes"]
+    assert check.status == "passed"
+    names = {"patched/patch on base", "patched/patch on counterfactual", "patched/patch on base with answers"}
+    assert set(check.data["writes"]) == names
+    monkeypatch.setattr(PassOnBatch, "land", base_only)
+    check = checks_of(carry_out(raw, rows_of("successor-llama"), check="sample"))["writes"]
+    assert check.status == "failed"
+    assert {name for name, found in check.data["writes"].items() if found["n_fired"] == 0} == names - {"patched/patch on base"}
+
+
 def test_a_failed_check_leaves_the_numbers_on_disk_and_exits_with_one(command, rows_of, tmp_path, monkeypatch):
     from causalab_mini.engine import observe as observing
 
@@ -395,7 +423,7 @@ def test_a_failed_check_leaves_the_numbers_on_disk_and_exits_with_one(command, r
         )
 
     monkeypatch.setattr(observing, "make_batch", without_positions)
-    write_table(tmp_path / "data", "rows", sorted(rows_of("successor-gpt2"), key=lambda row: -len(row["input"])))
+    write_table(tmp_path / "data", "rows", rows_of("successor-gpt2"))
     metric = {"loss": {"kind": "cross_entropy", "of": "z", "target": "answer"}}
     look = {"reads": {"z": {"site": LOGITS, "pos": -1, "input": "base"}}, "metrics": metric}
     step = observe("look", both=False, saves=[{"value": "loss", "file_path": "loss.json"}])
@@ -404,6 +432,11 @@ def test_a_failed_check_leaves_the_numbers_on_disk_and_exits_with_one(command, r
     assert code == 1
     assert "expected the check of rows to pass" in err
     assert (tmp_path / "out" / "loss.json").is_file()
+    code, out, err = command("run", path, "--out", tmp_path / "out", "--json")
+    assert (code, err) == (1, "")
+    data = json.loads(out)
+    assert set(data) == {"files", "metrics", "errors"}
+    assert data["errors"][0]["expected"] == "the check of rows to pass"
 
 
 def test_a_write_that_changes_nothing_is_named(carry_out, rows_of):
@@ -416,3 +449,76 @@ def test_a_write_that_changes_nothing_is_named(carry_out, rows_of):
     check = checks_of(carry_out(raw, rows_of("successor-llama"), check="sample"))["writes"]
     assert check.status == "passed"
     assert "`patched/patch` changed nothing on 5 of 5 rows" in check.text
+
+
+def test_a_batch_with_numbers_that_are_not_finite_fails_the_rows_check(carry_out, rows_of, monkeypatch):
+    from causalab_mini.engine.engines.nnterp import NNterpEngine
+
+    run = NNterpEngine.run
+
+    def spoiled(self, batch, visits, state):
+        run(self, batch, visits, state)
+        if len(batch.rows) > 1:
+            for value in state.reads.values():
+                value.fill_(float("nan"))
+
+    monkeypatch.setattr(NNterpEngine, "run", spoiled)
+    check = checks_of(carry_out(reading_logits(), rows_of("successor-llama"), check="sample"))["rows"]
+    assert check.status == "failed"
+    assert check.as_data()["largest"] is None
+
+
+def test_a_write_on_what_was_zero_leaves_a_record_that_is_json(command, rows_of, tmp_path):
+    place = {"site": site("block_output", 0), "pos": -1, "mechanism": "swap"}
+    intervention = {
+        "reads": {"z": {"site": LOGITS, "pos": -1, "model": "m"}},
+        "writes": {"zero": {**place, "operand": 0.0}, "large": {**place, "operand": 1e30}},
+        "models": {"m": {"input": "base", "writes": ["zero", "large"]}},
+    }
+    write_table(tmp_path / "data", "rows", rows_of("successor-llama"))
+    path = write_document(tmp_path, document({"i": intervention}, {"s": observe("i", both=False)}))
+    code, _, err = command("run", path, "--out", tmp_path / "out", "--check", "full")
+    assert code in (0, 1), err
+    assert json.loads((tmp_path / "out" / "run.json").read_text(encoding="utf-8"))["status"] == "finished"
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_both_engines_agree_to_the_bit_in_half_precision(rows_of, name, tmp_path):
+    """And a swap puts in place what was read, to the bit: feature arithmetic in fp32 leaves a bf16 value what it was."""
+    from causalab_mini.engine.engines.hooks import HooksEngine
+    from causalab_mini.engine.engines.nnterp import NNterpEngine
+    from causalab_mini.plan.build import build_request
+    from causalab_mini.plan.spec import ModelSpec
+
+    write_table(tmp_path, "rows", rows_of(name))
+    place = {"site": site("block_output", 1), "pos": ENTITY}
+    reads = {"z": {"site": LOGITS, "pos": -1, "model": "patched"}, "there": {**place, "model": "patched"}}
+    patch = patching({**place, "mechanism": "swap", "operand": "source"}, place, reads=reads)
+    raw = document({"p": patch}, {"s": observe("p", outputs={"z": "z", "there": "there", "source": "source"})})
+    made = []
+    for kind in (NNterpEngine, HooksEngine):
+        engine = kind.load(ModelSpec(key=f"bundled:{name}", dtype="bf16"), device_map="cpu")
+        run = engine.execute(build_request(raw, tmp_path, engine), check="full")
+        made.append(run.step("s").results["outputs"])
+        assert {check.status for check in run.step("s").results["checks"]} == {"passed"}
+    for output in ("z", "there", "source"):
+        assert torch.equal(made[0][output].value.data, made[1][output].value.data)
+    assert torch.equal(made[0]["there"].value.data, made[0]["source"].value.data)
+
+
+@pytest.mark.parametrize("name", ["successor-llama", "llama-grouped"])
+def test_the_tokenizers_own_leading_token_is_a_place(carry_out, plain_models, rows_of, name):
+    model, tokenizer = plain_models(name)
+    place = {"site": site("block_output", 1), "pos": {"index": 0, "scope": {"segment": "prefix"}}}
+    reads = {"z": {"site": LOGITS, "pos": -1, "model": "patched"}, "bos": {**place, "input": "base"}}
+    raw = document(
+        {"p": patching({**place, "mechanism": "swap", "operand": 0.5}, reads=reads)},
+        {"s": observe("p", both=False, outputs={"z": "z", "bos": "bos"})},
+    )
+    made = carry_out(raw, rows_of(name), name).step("s").results["outputs"]
+    for row, entry in enumerate(rows_of(name)):
+        ids, _ = ids_of(tokenizer, entry["input"])
+        bos, last = spot(model, "block_output", 1, [0]), spot(model, "logits", None, [len(ids) - 1])
+        assert_near(row_of(made["bos"], row)[0], forward(model, ids, {"v": bos})["v"])
+        expected = forward(model, ids, {"z": last}, [(bos, lambda value, found: torch.full_like(value, 0.5))])["z"]
+        assert_near(row_of(made["z"], row)[0], expected)

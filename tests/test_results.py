@@ -206,24 +206,6 @@ def test_the_summary_has_counts_means_and_intervals(run_document, home, rows):
     assert (best["mean"], best["interval"]) == (None, None)
 
 
-def test_intervals_are_those_of_scipy():
-    import numpy as np
-    from scipy import stats
-
-    from causalab_mini.evidence.intervals import bootstrap, wilson
-
-    for ones, n in ((0, 7), (3, 7), (7, 7), (41, 48)):
-        expected = stats.binomtest(ones, n).proportion_ci(0.95, method="wilson")
-        found = wilson([1.0] * ones + [0.0] * (n - ones))
-        assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
-    sample = np.random.default_rng(1).normal(3.0, 2.0, 60)
-    expected = stats.bootstrap((sample,), np.mean, method="percentile", n_resamples=4000, random_state=0).confidence_interval
-    found = bootstrap(sample.tolist())
-    # Both are draws: 2,000 resamples place an end of the interval to a few hundredths of the standard error.
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=0.06)
-    assert bootstrap([1.0]) is None
-
-
 def test_a_sweep_lists_its_points_and_has_a_folder_each(run_document, home):
     raw = looking(RIGHT)
     raw["interventions"]["look"]["reads"]["last"]["site"]["layers"] = {"sweep": {"range": [0, 3, 2]}, "as": "layer"}

@@ -780,3 +780,147 @@ def test_a_named_model_may_run_on_a_second_role_with_the_same_writes(carry_out, 
         text = row["counterfactual_inputs"][0]
         place = truth.spot(text, "block_output", 1, [-1])
         near_logits(made["other"][index], truth.logits(text, [(place, lambda value, found: torch.full_like(value, 0.5))]))
+
+
+# what does not fit is refused, before anything runs
+
+
+def refused(carry_out, rows, raw, match, name="successor-llama"):
+    from causalab_mini.errors import PlanError
+
+    with pytest.raises(PlanError, match=match):
+        carry_out(raw, rows, name)
+
+
+EVERY_LAYER = {"site": site("block_output", "all"), "pos": -1, "input": "base"}
+MADE_OF = {
+    "one": {**STREAM, "input": "base"},
+    "two": {**STREAM, "pos": {"last": 2}, "input": "base"},
+    "stacked": EVERY_LAYER,
+    "logits": CLEAN,
+    "units": {"site": site("block_output", 1, units=[1, 2]), "pos": -1, "input": "base"},
+}
+
+
+def kept(outputs, **write):
+    """Returns a document that writes the output `made`."""
+    patch = patching({**STREAM, "mechanism": "swap", "operand": {"ref": "made"}, **write})
+    steps = {"harvest": observe("harvest", both=False, outputs=outputs), "s": observe("patch", both=False, outputs={"z": "prediction"})}
+    return document({"harvest": {"reads": MADE_OF}, "patch": patch}, steps)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "write", "said"),
+    [
+        ({"made": {"read": "stacked", "reduce": "mean"}}, {}, "expected 64 features, got `made` with 4 layers of 64 features"),
+        (
+            {"made": "stacked"},
+            {"site": site("block_output", [0, 1])},
+            "expected 2 layers of 64 features, or 64 features without layer axis",
+        ),
+        ({"made": {"read": "logits", "reduce": "mean"}}, {}, "expected 64 features, got `made` with 637 features"),
+        ({"made": {"read": "units", "reduce": "mean"}}, {}, "expected 64 features, got `made` with 2 features"),
+        ({"made": {"read": "one", "reduce": "pca", "k": 5}}, {}, "expected fewer directions than tokens \\(5 in all rows\\), got `5`"),
+        ({"made": {"read": "units", "reduce": "pca", "k": 3}}, {}, "expected at most 2 directions, got `3`"),
+        ({"made": {"read": "one", "reduce": "pca", "k": 2}}, {}, "as many tokens as are written, row by row, got `made` with 2 for 1"),
+    ],
+)
+def test_an_output_with_other_axes_than_its_write_is_refused(carry_out, rows, outputs, write, said):
+    refused(carry_out, rows, kept(outputs, **write), said)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"a": {"read": "logits", "reduce": "mean"}, "b": {"read": "one", "reduce": "mean"}}, "expected 637 features, got `b` with 64"),
+        ({"a": {"read": "one", "reduce": "mean"}, "b": {"read": "stacked", "reduce": "mean"}}, "`b` with 4 layers of 64 features"),
+        (
+            {"a": {"read": "one", "reduce": "mean"}, "b": {"read": "two", "reduce": "mean"}},
+            "as many tokens as `a`, row by row, or one vector",
+        ),
+        ({"a": {"read": "one", "reduce": "mean"}, "b": "one"}, "as many tokens as `a`, row by row, or one vector"),
+        ({"a": {"read": "one", "reduce": "mean_by", "by": "task"}, "b": {"read": "one", "reduce": "mean"}}, "`a` \\(`mean_by`\\)"),
+    ],
+)
+def test_a_difference_of_outputs_with_other_axes_is_refused(carry_out, rows, parts, said):
+    refused(carry_out, rows, kept({**parts, "made": {"difference": ["a", "b"]}}), said)
+
+
+def test_a_mean_may_be_taken_away_from_every_row(carry_out, truth, rows):
+    raw = kept({"made": {"difference": ["a", "b"]}, "a": "one", "b": {"read": "one", "reduce": "mean"}})
+    data = streams(truth, rows)
+    centred = (data.double() - data.double().mean(dim=0)).float()
+    check_operand(carry_out, truth, rows, raw, lambda value, index: centred[index][None])
+
+
+def test_the_mean_of_a_group_is_one_vector_whatever_the_window(carry_out, truth, rows):
+    grouped = [row | {"group": group} for row, group in zip(rows, "abaab", strict=True)]
+    raw = kept({"made": {"read": "two", "reduce": "mean_by", "by": "group"}})
+    data = torch.stack([truth.read(row["input"], "block_output", 1, [-2, -1]) for row in rows]).double()
+    means = {group: data[[index for index, row in enumerate(grouped) if row["group"] == group]].mean(dim=(0, 1)).float() for group in "ab"}
+    check_operand(carry_out, truth, grouped, raw, lambda value, index: means[grouped[index]["group"]][None])
+
+
+@pytest.mark.parametrize(
+    ("of", "against", "said"),
+    [
+        ("one", "stacked", "expected 64 features, got `stacked` with 4 layers of 64 features"),
+        ("stacked", "some", "expected 4 layers of 64 features, or 64 features without layer axis, got `some` with 2 layers"),
+        ("one", "units", "expected 64 features, got `units` with 2 features"),
+    ],
+)
+def test_reads_with_other_axes_are_not_compared(carry_out, rows, of, against, said):
+    reads = {**MADE_OF, "some": {"site": site("block_output", [0, 1]), "pos": -1, "input": "base"}}
+    metrics = {"c": {"kind": "cosine", "of": of, "against": against}}
+    refused(carry_out, rows, one_step({"reads": reads, "metrics": metrics}, both=False), said)
+
+
+def test_every_layer_may_be_compared_with_one_read(carry_out, truth, rows):
+    lens = {"site": site("block_output", "all"), "pos": -1, "input": "base", "view": "logits"}
+    metrics = {"kl": {"kind": "kl", "of": "lens", "against": "logits"}}
+    run = carry_out(one_step({"reads": {"lens": lens, "logits": CLEAN}, "metrics": metrics}, both=False), rows)
+    found = iter(values(run, "kl"))
+    for layer in range(4):
+        for row in rows:
+            with torch.no_grad():
+                z = truth.model.lm_head(truth.model.model.norm(truth.read(row["input"], "block_output", layer, [-1])))[0]
+            p, q = (scipy.special.softmax(side.double().numpy()) for side in (z, truth.logits(row["input"])))
+            near(next(found), scipy.stats.entropy(p, q))
+
+
+def test_stacked_writes_meet_others_in_listed_order(carry_out, rows):
+    writes = {
+        "both": {"site": site("block_output", [0, 2]), "pos": -1, "mechanism": "swap", "operand": 5.0},
+        "upper": {"site": site("block_output", 2), "pos": -1, "mechanism": "swap", "operand": 7.0},
+    }
+    for order, expected in ((["upper", "both"], 5.0), (["both", "upper"], 7.0)):
+        intervention = {
+            "reads": {"h": {"site": site("block_output", 2), "pos": -1, "model": "m"}},
+            "writes": writes,
+            "models": {"m": {"input": "base", "writes": order}},
+        }
+        made = carry_out(one_step(intervention, both=False, outputs={"h": "h"}), rows).step("s").results["outputs"]["h"]
+        assert set(made.value.data.unique().tolist()) == {expected}
+
+
+def test_permute_is_refused_where_one_row_is_left(carry_out, rows):
+    from causalab_mini.errors import RunError
+
+    raw = filtered(min=0.0)
+    losses = values(carry_out(raw, rows), "loss", "first")
+    raw["interventions"]["permuted"] = patching({**STREAM, "mechanism": "permute", "params": {"seed": 0}})
+    raw["steps"]["second"] = observe("permuted", both=False, where={"step": "first", "metric": "loss", "max": min(losses)})
+    with pytest.raises(RunError, match="expected at least two rows \\(`permute` takes another row's value\\), got 1"):
+        carry_out(raw, rows)
+
+
+def test_an_answer_beyond_the_learned_positions_is_refused(carry_out, rows_of):
+    long = [row | {"entity": "one two three " * 30} for row in rows_of("gpt2-tied")]
+    metrics = {"answer": {"kind": "answer_logprob", "of": "z", "target": "entity"}}
+    raw = one_step({"reads": {"z": CLEAN}, "metrics": metrics}, both=False)
+    refused(carry_out, long, raw, "expected at most 64 tokens with the answer \\(the model's learned positions\\)", "gpt2-tied")
+
+
+def test_a_prompt_beyond_the_learned_positions_is_refused(carry_out, rows_of):
+    long = [row | {"input": row["input"] + " is" * 70} for row in rows_of("gpt2-tied")]
+    refused(carry_out, long, one_step({"reads": {"z": CLEAN}}, both=False), "expected at most 64 tokens", "gpt2-tied")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from causalab_mini.cli import options
-from causalab_mini.errors import Problem, UsageError, quoted
+from causalab_mini.errors import EXIT_OK, CheckError, Problem, UsageError, quoted
 
 if TYPE_CHECKING:
     from causalab_mini.engine.run import Run
@@ -69,14 +69,25 @@ class _Screen:
         self.as_json = as_json
         self.console = Console(stderr=True, highlight=False)
         self.progress: Any = None
+        self.data: dict[str, Any] = {}
+        self.exit_code = EXIT_OK
 
     def run(self, experiment: Any, out: Path) -> None:
         from causalab_mini.experiment import Watcher
 
         try:
             experiment.run(out, Watcher(on_scheduled=self.scheduled, on_pass=self.advance, on_done=self.done))
+        except CheckError as error:
+            if not self.as_json:
+                raise
+            self.data |= error.as_data()
+            self.exit_code = error.exit_code
         finally:
             self.close()
+        if self.as_json:
+            print(json.dumps(self.data, indent=1, ensure_ascii=False))
+        if self.exit_code:
+            sys.exit(self.exit_code)
 
     def scheduled(self, request: Request, schedules: list[Schedule]) -> None:
         if not sys.stderr.isatty() or self.as_json:
@@ -103,7 +114,7 @@ class _Screen:
 
         self.close()
         if self.as_json:
-            print(json.dumps({"files": [str(path) for path in folder.written], "metrics": summary}, indent=1, ensure_ascii=False))
+            self.data = {"files": [str(path) for path in folder.written], "metrics": summary}
             return
         for path in folder.written:
             print(path)
@@ -114,3 +125,5 @@ class _Screen:
             self.console.print(heat_map)
         for line in check_lines(run):
             self.console.print(line, markup=False)
+        for warning in run.warnings:
+            self.console.print(f"warning: {warning}", markup=False)

@@ -54,7 +54,6 @@ def _from_steps(tokenizer: Decoder, ids: Sequence[int], text: str) -> tuple[Span
         whole = new.rstrip(REPLACEMENT)
         if text[base : base + len(whole)] != whole:
             return None
-        start += _shown_before(tokenizer, ids[n - 1], whole)
         if whole != new:
             if len(new) - len(whole) > 4:
                 return None
@@ -78,18 +77,11 @@ def _from_prefixes(tokenizer: Decoder, ids: Sequence[int], text: str) -> tuple[S
         stable = _common_prefix(prefix.rstrip(REPLACEMENT), text)
         end = max(stable, start)
         unfinished = len(prefix) > stable and end < len(text)
-        start += _shown_before(tokenizer, ids[n - 1], text[start:end])
         spans.append((start, end + 1 if unfinished else end))
         start = end
     if spans:
         spans[-1] = (spans[-1][0], len(text))
     return tuple(spans)
-
-
-def _shown_before(tokenizer: Decoder, token: int, new: str) -> int:
-    """Returns how many replacement characters, new with a token, stand for tokens before it: all, unless it has one itself."""
-    n = len(new) - len(new.lstrip(REPLACEMENT))
-    return 0 if n == 0 or REPLACEMENT in decode(tokenizer, [token]) else n
 
 
 def _common_prefix(left: str, right: str) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from causalab_mini.engine.batches import Made
 from causalab_mini.engine.contract import Engine
-from causalab_mini.engine.observe import Observed, make_outputs, observe
+from causalab_mini.engine.observe import Observed, make_outputs, observe, write_key
 from causalab_mini.engine.run import PointResult, Run, StepResult
 from causalab_mini.engine.tables import metric_rows, positions
 from causalab_mini.errors import PlanError, Problem, RunError, quoted
@@ -55,7 +55,8 @@ def execute(
         result = _run_point(engine, request, schedule, batch_size, check, on_pass)
         points.append(result)
         on_point(result)
-    return Run(tuple(points), engine.describe())
+    record = engine.describe()
+    return Run(tuple(points), record, tuple(record.get("warnings", ())))
 
 
 def _run_point(
@@ -163,7 +164,8 @@ def _checks(
     expected: dict[str, list[int]] = {}
     for one in schedule.passes[intervention.name]:
         for write in one.forward.writes:
-            expected[f"{one.forward.model}/{write.name}"] = [row for row in observed.rows if row not in one.missing]
+            key = write_key(intervention, one.forward, write)
+            expected[key] = [row for row in observed.rows if row not in one.missing]
     changes = {key: evidence.change for key, evidence in observed.writes.items()}
     left_over = {key: evidence.n_left_over for key, evidence in observed.writes.items()}
     return [rows, check_writes(name, changes, expected, left_over)]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
+from causalab_mini.engine.tokenizer import read_tokenizer
 from causalab_mini.errors import ModelError, Problem, quoted
 from causalab_mini.model.facts import ModelFacts, facts_from_config
 from causalab_mini.model.source import Source, find_source
@@ -23,13 +24,22 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint without its weights."""
+    """A checkpoint without its weights.
+
+    Attributes:
+        source: where it is.
+        config, tokenizer: of transformers.
+        facts: shapes and identity.
+        options: of `from_pretrained`.
+        warnings: for the user.
+    """
 
     source: Source
     config: Any
     tokenizer: Any
     facts: ModelFacts
     options: dict[str, Any]
+    warnings: tuple[str, ...] = ()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -55,7 +65,9 @@ def open_checkpoint(model: ModelSpec, base: Path | None = None, trust_remote_cod
         hint = f"{quoted(model.key)} is no folder here, so it is taken for a hub id"
         raise ModelError(Problem("model.revision", "a commit, branch or tag (required for a hub id)", "none", hint, "revision"))
     if source.kind != "hub" and model.revision is not None:
-        raise ModelError(Problem("model.revision", "no revision (the model is a folder)", quoted(model.revision), code="revision"))
+        expected = f"no revision (the model is a {'file' if source.kind == 'gguf' else 'folder'})"
+        raise ModelError(Problem("model.revision", expected, quoted(model.revision), code="revision"))
+    source, revision = _unpacked(source, model.revision)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if source.kind == "hub":
         options["revision"] = model.revision
@@ -67,9 +79,9 @@ def open_checkpoint(model: ModelSpec, base: Path | None = None, trust_remote_cod
     commit = getattr(config, "_commit_hash", None)
     if commit is not None:
         options["revision"] = commit
-    facts = facts_from_config(config, model.key, commit or model.revision, model.dtype, model.attn_implementation)
-    tokenizer = _opened(model, "a tokenizer", lambda: _tokenizer(source, options))
-    return Checkpoint(source, config, tokenizer, facts, options)
+    facts = facts_from_config(config, model.key, commit or revision, model.dtype, model.attn_implementation)
+    tokenizer, warnings = _opened(model, "a tokenizer", lambda: read_tokenizer(source.location, options))
+    return Checkpoint(source, config, tokenizer, facts, options, warnings)
 
 
 def open_tokenizer(key: str, revision: str | None, base: Path | None = None) -> Any:
@@ -81,16 +93,23 @@ def open_tokenizer(key: str, revision: str | None, base: Path | None = None) -> 
     transformers_logging.set_verbosity_error()
     source = find_source(key, base)
     if source.kind != "hub" and revision is not None:
-        raise ModelError(Problem("--revision", "no revision (the model is a folder)", quoted(revision), code="revision"))
+        expected = f"no revision (the model is a {'file' if source.kind == 'gguf' else 'folder'})"
+        raise ModelError(Problem("--revision", expected, quoted(revision), code="revision"))
+    source, _ = _unpacked(source, revision)
     options = {"revision": revision} if revision is not None else {}
     model = ModelSpec.model_construct(key=key, revision=revision, dtype="fp32")
-    return _opened(model, "a tokenizer", lambda: _tokenizer(source, options))
-
-
-def _tokenizer(source: Source, options: dict[str, Any]) -> Any:
-    tokenizer = AutoTokenizer.from_pretrained(source.location, **options)
-    tokenizer.padding_side = "left"
+    tokenizer, _ = _opened(model, "a tokenizer", lambda: read_tokenizer(source.location, options))
     return tokenizer
+
+
+def _unpacked(source: Source, revision: str | None) -> tuple[Source, str | None]:
+    """Returns a GGUF file's folder with the file's checksum for a revision; every other source and revision as they are."""
+    if source.kind != "gguf":
+        return source, revision
+    from causalab_mini.engine.gguf import converted_folder
+
+    folder = converted_folder(Path(source.location))
+    return replace(source, location=str(folder)), f"sha256:{folder.name.partition('-')[0]}"
 
 
 def _opened(model: ModelSpec, what: str, open_it: Callable[[], _T]) -> _T:

@@ -42,7 +42,7 @@ class Observed:
     Attributes:
         rows: of the step, ascending: those that were run.
         values: by read name, one entry of `lengths` a row that was run.
-        writes: by `<model>/<write>`.
+        writes: by `write_key`.
     """
 
     rows: tuple[int, ...]
@@ -89,15 +89,22 @@ def observe(
                 if read.view == "logits":
                     value = Value(engine.unembed(value.data), value.lengths)
                 parts[read.name].append(value)
-            _note_writes(observed, forward, on_batch, state)
+            _note_writes(observed, intervention, forward, on_batch, state)
             on_pass()
         observed.values |= {name: concatenate(values) for name, values in parts.items()}
     return observed
 
 
-def _note_writes(observed: Observed, forward: nodes.Forward, on_batch: PassOnBatch, state: State) -> None:
+def write_key(intervention: nodes.Intervention, forward: nodes.Forward, write: nodes.Write) -> str:
+    """Returns what a write of one forward is called: `<model>/<write>`, with the role and the answers where those are several."""
+    roles = {other.role for other in intervention.forwards if other.model == forward.model}
+    role = f" on {forward.role}" if len(roles) > 1 else ""
+    return f"{forward.model}/{write.name}{role}" + (" with answers" if forward.appended is not None else "")
+
+
+def _note_writes(observed: Observed, intervention: nodes.Intervention, forward: nodes.Forward, on_batch: PassOnBatch, state: State) -> None:
     for write in forward.writes:
-        evidence = observed.writes.setdefault(f"{forward.model}/{write.name}", WriteEvidence())
+        evidence = observed.writes.setdefault(write_key(intervention, forward, write), WriteEvidence())
         landing = on_batch.landings[write.name]
         evidence.n_left_over += landing.n_left_over
         for (name, _), change in state.changes.items():

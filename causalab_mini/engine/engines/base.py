@@ -96,4 +96,5 @@ class BaseEngine:
             "device": sorted({str(parameter.device) for parameter in module.parameters()}),
             "dtype": sorted({str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters()}),
             "attn_implementation": getattr(module.config, "_attn_implementation", None),
+            **({"warnings": list(self.checkpoint.warnings)} if self.checkpoint.warnings else {}),
         }

@@ -42,7 +42,7 @@ class ModelSpec(Strict):
     """Which checkpoint is examined."""
 
     key: str = Field(min_length=1)
-    """A hub id (`org/name`), a local folder, or `bundled:NAME` for a model that ships with the package."""
+    """A hub id (`org/name`), a local folder, a GGUF file, or `bundled:NAME` for a model that ships with the package."""
     revision: str | None = Field(None, min_length=1)
     """Commit, branch or tag; required for a hub id, refused otherwise."""
     dtype: Literal["fp32", "bf16", "fp16"]

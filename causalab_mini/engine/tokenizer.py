@@ -1,0 +1,59 @@
+"""A checkpoint's tokenizer as its `tokenizer.json` has it.
+
+`AutoTokenizer` builds the tokenizers of some families from the vocabulary alone and drops what else the file says (how text is cut, what
+is put before it). The `tokenizers` library reads the file as it is, so the two are compared on a few texts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.utils import cached_file
+
+from causalab_mini.errors import quoted
+
+PROBES = (
+    "If today is Thursday, tomorrow is",
+    " A leading space,  two  spaces and a trailing one ",
+    "We'll see: it's 1234567 or 3.14 (isn't it?)",
+    "Größe, naïve — 東京 🙂\n\n\tA tab. user@example.org",
+)
+
+
+def read_tokenizer(location: str, options: dict[str, Any]) -> tuple[Any, tuple[str, ...]]:
+    """Returns a tokenizer that pads on the left, and what the user should know of it.
+
+    Args:
+        location: a folder or a hub id.
+        options: of `from_pretrained`.
+
+    Raises:
+        OSError, ValueError, KeyError: there is none, or transformers can't read it.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(location, **options)
+    warnings: tuple[str, ...] = ()
+    file = cached_file(
+        location,
+        "tokenizer.json",
+        revision=options.get("revision"),
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    if file is not None:
+        plain = Tokenizer.from_file(file)
+        plain.no_truncation()
+        plain.no_padding()
+        wrong = next((text for text in PROBES if plain.encode(text).ids != tokenizer(text)["input_ids"]), None)
+        if wrong is not None:
+            as_filed = PreTrainedTokenizerFast.from_pretrained(location, **options)
+            if any(as_filed(text)["input_ids"] != tokenizer(text)["input_ids"] for text in PROBES):  # else tokenizer_config.json asks for it
+                warnings = (
+                    f"transformers reads this checkpoint's tokenizer as {quoted(type(tokenizer).__name__)}, which gives "
+                    f"{len(tokenizer(wrong)['input_ids'])} tokens for {quoted(wrong)} where its tokenizer.json gives "
+                    f"{len(as_filed(wrong)['input_ids'])}; tokenizer.json is used",
+                )
+                tokenizer = as_filed
+    tokenizer.padding_side = "left"
+    return tokenizer, warnings
