@@ -22,7 +22,7 @@ ALLOWED = {
     "engine": {"errors", "data", "model", "plan", "schedule", "evidence", "ops"},
 }
 """What a layer may import beside itself. `model` also knows the plan's model section, by type alone."""
-ON_TOP = {"experiment", "doctor", "cli", "__init__", "__main__"}
+ON_TOP = {"experiment", "shipped", "doctor", "cli", "__init__", "__main__"}
 HEAVY = {"torch", "transformers", "nnterp", "nnsight", "safetensors", "huggingface_hub"}
 WITH_TORCH = {"ops", "engine", "results/tensors.py"}
 OPS_MAY = {"torch", "numpy", "causalab_mini", *sys.stdlib_module_names}

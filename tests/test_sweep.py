@@ -147,7 +147,7 @@ def test_a_value_is_shown_as_a_label_shows_it(value, text):
 
 @pytest.mark.parametrize("name", ["reads", "writes", "metrics"])
 def test_a_thing_may_be_named_sweep(name):
-    raw = json.loads(json.dumps(BASE).replace('"source"', '"sweep"').replace('"patch"', '"sweep"').replace('"follows"', '"sweep"'))
+    raw = json.loads(json.dumps(BASE).replace('"source"' if name == "reads" else '"patch"', '"sweep"').replace('"follows"', '"sweep"'))
     document = load_raw(raw)
     assert "sweep" in getattr(document.points[0].spec.interventions["patching"], name)
     assert not document.is_sweep

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from causalab_mini.data.prompts import Prompt
-from causalab_mini.engine.contract import Batch, ReadTask, State, Visit, WriteTask
-from causalab_mini.model.components import forward_rank
+from causalab_mini.engine.contract import Batch, KeepTask, ReadTask, State, Task, Visit, WriteTask
+from causalab_mini.model.components import COMPONENTS, forward_rank
 from causalab_mini.model.facts import ModelFacts
+from causalab_mini.model.families import Address
 from causalab_mini.ops import mechanisms
-from causalab_mini.ops.windows import Index, Value
+from causalab_mini.ops.windows import Index, PatternIndex, Value
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.schedule import Pass
 
@@ -81,7 +82,6 @@ class Landing:
     """
 
     rows: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
     sources: list[int] = field(default_factory=list)
     places: list[tuple[int, int]] = field(default_factory=list)
     n_left_over: int = 0
@@ -122,22 +122,34 @@ class PassOnBatch:
 
     def visits(self) -> tuple[Visit, ...]:
         """Returns the stops in forward order."""
-        writes: dict[tuple[str, int | None], list[WriteTask]] = {}
-        reads: dict[tuple[str, int | None], list[ReadTask]] = {}
+        by_place: dict[tuple[str, int | None], tuple[list[Task], list[Task]]] = {}
         for write in sorted(self.one.forward.writes, key=lambda write: write.order):
             for entry, layer in enumerate(write.site.addresses):
-                writes.setdefault((write.site.component, layer), []).append(self.write_task(write, entry, layer))
+                by_place.setdefault((write.site.component, layer), ([], []))[0].append(self.write_task(write, entry, layer))
         for read in self.one.forward.reads:
             index = self.read_index(read)
             for entry, layer in enumerate(read.site.addresses):
-                reads.setdefault((read.site.component, layer), []).append(ReadTask(read.name, entry, index))
-        stops = []
-        for component, layer in sorted({*writes, *reads}, key=lambda key: forward_rank(*key)):
-            address = self.facts.address(component, layer)
-            assert address is not None
-            key = (component, layer)
-            stops.append(Visit(address, tuple(writes.get(key, ())), tuple(reads.get(key, ()))))
-        return tuple(stops)
+                task = ReadTask(read.name, entry, index, self.stream(read.site.component, layer))
+                by_place.setdefault((read.site.component, layer), ([], []))[1].append(task)
+        for layer in {layer for component, layer in by_place if self.stream(component, layer) is not None}:
+            assert layer is not None
+            by_place.setdefault(("block_input", layer), ([], []))[1].append(KeepTask(layer))
+        stops: dict[Address, list[Task]] = {}
+        for component, layer in sorted(by_place, key=lambda key: forward_rank(*key)):
+            writes, reads = by_place[component, layer]
+            stops.setdefault(self.address(component, layer), []).extend([*writes, *reads])
+        return tuple(Visit(address, tuple(tasks)) for address, tasks in stops.items())
+
+    def address(self, component: str, layer: int | None) -> Address:
+        """Returns where a component is reached; the stream between attention and MLP at what attention adds."""
+        found = self.facts.address(component, layer)
+        assert found is not None
+        return Address(found.module, "output", found.is_flat) if found.side == "mid" else found
+
+    def stream(self, component: str, layer: int | None) -> int | None:
+        """Returns the layer whose entering stream is a part of the component, if it is one."""
+        found = self.facts.address(component, layer)
+        return layer if found is not None and found.side == "mid" else None
 
     def value(self, read: nodes.Read, state: State) -> Value:
         """Returns what a read of this pass found on this batch."""
@@ -163,11 +175,29 @@ class PassOnBatch:
         size = width // n_heads
         return torch.cat([torch.arange(head * size, (head + 1) * size) for head in site.heads])
 
-    def read_index(self, read: nodes.Read) -> Index:
+    def read_index(self, read: nodes.Read) -> Index | PatternIndex:
         """Returns the tokens of a read in the batch, row by row."""
         windows = self.one.windows[read.name]
-        places = [(index, self.column(row, token)) for index, row in enumerate(self.batch.rows) for token in windows[row].tokens]
-        return _index(places, self.features(read.site))
+        places = [(index, row, token) for index, row in enumerate(self.batch.rows) for token in windows[row].tokens]
+        return self.index(read, places)
+
+    def index(self, place: nodes.Read | nodes.Write, tokens: Sequence[tuple[int, int, int]]) -> Index | PatternIndex:
+        """Returns some tokens of a place in the batch.
+
+        Args:
+            place: which features, heads and keys.
+            tokens: batch index, row of the step and content index of each.
+        """
+        rows = torch.tensor([index for index, _, _ in tokens], dtype=torch.long)
+        columns = torch.tensor([self.column(row, token) for _, row, token in tokens], dtype=torch.long)
+        if not COMPONENTS[place.site.component].has_keys:
+            return Index(rows, columns, self.features(place.site))
+        heads = place.site.heads if place.site.heads is not None else range(self.facts.n_heads)
+        by_row = self.one.keys[place.name]
+        longest = max(len(keys) for keys in by_row)
+        keys = {row: [self.column(row, key) for key in by_row[row]] for row in {row for _, row, _ in tokens}}
+        lines = [keys[row] + [-1] * (longest - len(keys[row])) for _, row, _ in tokens]
+        return PatternIndex(rows, columns, torch.tensor(list(heads)), torch.tensor(lines, dtype=torch.long).reshape(len(lines), longest))
 
     # writes
 
@@ -179,6 +209,8 @@ class PassOnBatch:
         params = write.params
         is_noisy, places = write.mechanism == "gaussian", tuple(landing.places)
         seed, name = params.seed, write.name
+        is_cut = write.mechanism == "knockout"
+        cut = float("-inf") if write.site.component == "attention_scores" else 0.0
 
         def change(value: Tensor, arrived: Tensor, state: State) -> Tensor:
             operand = None if fetch is None else fetch(state, entry).to(value.device, torch.float32)
@@ -192,14 +224,22 @@ class PassOnBatch:
                     operand,
                     scale=1.0 if params.scale is None else params.scale,
                     t=1.0 if params.t is None else params.t,
-                    lo=params.lo,
+                    lo=cut if is_cut else params.lo,
                     hi=params.hi,
                     noise=drawn,
                 )
             )
 
-        places_in_batch = list(zip(landing.rows, landing.tokens, strict=True))
-        return WriteTask(write.name, layer, _index(places_in_batch, self.features(write.site)), change)
+        tokens = [(index, row, token) for index, (row, token) in zip(landing.rows, landing.places, strict=True)]
+        return WriteTask(
+            write.name,
+            layer,
+            self.index(write, tokens),
+            change,
+            self.stream(write.site.component, layer),
+            renormalizes=is_cut and cut == 0.0,
+            is_cut=is_cut,
+        )
 
     def operand(self, write: nodes.Write) -> tuple[Callable[[State, int], Tensor] | None, Landing]:
         """Returns what fetches a write's operand, (token, feature) or (1, feature), and where it lands."""
@@ -272,7 +312,6 @@ class PassOnBatch:
             landing.n_left_over += len(tokens) - len(pairs)
             for token, from_token in pairs:
                 landing.rows.append(index)
-                landing.tokens.append(self.column(row, token))
                 landing.sources.append(from_token)
                 landing.places.append((row, token))
         return landing
@@ -298,12 +337,6 @@ def _take(data: Tensor, entry: int, landing: Landing, write: nodes.Write, length
         means = {row: layer[starts[row] : starts[row] + lengths[row]].float().mean(dim=0) for row in {row for row, _ in landing.places}}
         return torch.stack([means[row] for row, _ in landing.places])
     return layer[torch.tensor(landing.sources, device=layer.device, dtype=torch.long)]
-
-
-def _index(places: Sequence[tuple[int, int]], features: Tensor | None) -> Index:
-    rows = torch.tensor([row for row, _ in places], dtype=torch.long)
-    tokens = torch.tensor([token for _, token in places], dtype=torch.long)
-    return Index(rows, tokens, features)
 
 
 def _deranged(rows: list[int], seed: int) -> list[int]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.model.families import Address
-from causalab_mini.ops.windows import Index
+from causalab_mini.ops.windows import Index, PatternIndex
 
 if TYPE_CHECKING:
     from causalab_mini.engine.run import Run
@@ -35,14 +35,10 @@ class Batch:
     attention_mask: Tensor
     position_ids: Tensor
 
-    def inputs(self, device: torch.device) -> dict[str, Any]:
-        """Returns the keyword arguments of a forward on a device."""
-        return {
-            "input_ids": self.input_ids.to(device),
-            "attention_mask": self.attention_mask.to(device),
-            "position_ids": self.position_ids.to(device),
-            "use_cache": False,
-        }
+    def inputs(self, device: torch.device, takes_positions: bool = True) -> dict[str, Any]:
+        """Returns the keyword arguments of a forward on a device; a model that makes positions of the mask itself takes none."""
+        positions = {"position_ids": self.position_ids.to(device)} if takes_positions else {}
+        return {"input_ids": self.input_ids.to(device), "attention_mask": self.attention_mask.to(device), **positions, "use_cache": False}
 
 
 @dataclass(slots=True)
@@ -50,21 +46,30 @@ class State:
     """What one batch's forward leaves behind.
 
     Attributes:
+        shape: rows and tokens of the batch.
+        streams: by layer, what entered the block, kept where a stream between attention and MLP is asked for.
         reads: values by read name and place in its site's list of layers, (token, feature).
         changes: by write name and layer, (token,) relative change of norm of each written token; the change itself where it was zero.
     """
 
+    shape: tuple[int, int]
+    streams: dict[int, Tensor] = field(default_factory=dict)
     reads: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     changes: dict[tuple[str, int | None], Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    """Takes a value: under which name, at which entry of its site's layers, which tokens."""
+    """Takes a value: under which name, at which entry of its site's layers, which tokens.
+
+    Attributes:
+        stream: the layer whose entering stream is added to what stands at the address; None for the address itself.
+    """
 
     name: str
     entry: int
-    index: Index
+    index: Index | PatternIndex
+    stream: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +78,36 @@ class WriteTask:
 
     Attributes:
         change: from the values that stand there and those that arrived, both (token, feature) in fp32, and the state so far.
+        stream: as of `ReadTask`.
+        renormalizes: whether the written lines of a pattern are made to sum to 1 again.
+        is_cut: whether it writes infinities, which move a value by no number.
     """
 
     name: str
     layer: int | None
-    index: Index
+    index: Index | PatternIndex
     change: Callable[[Tensor, Tensor, State], Tensor]
+    stream: int | None = None
+    renormalizes: bool = False
+    is_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KeepTask:
+    """Keeps the whole activation for a later stop of the same forward: the stream that enters a layer."""
+
+    stream: int
+
+
+Task = WriteTask | ReadTask | KeepTask
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One address that a forward stops at: its writes in order, then its reads."""
+    """One address that a forward stops at, and what is done there, in order."""
 
     address: Address
-    writes: tuple[WriteTask, ...]
-    reads: tuple[ReadTask, ...]
+    tasks: tuple[Task, ...]
 
 
 class Engine(Protocol):

@@ -82,7 +82,7 @@ def observe(
         for chosen in split_rows(lengths, engine.facts.vocabulary, batch_size):
             batch = make_batch([rows[index] for index in chosen], role_prompts, forward.appended, pad_id(engine.tokenizer))
             on_batch = PassOnBatch(one, batch, role_prompts, observed.values, outputs, rows, engine.facts)
-            state = State()
+            state = State((batch.input_ids.shape[0], batch.input_ids.shape[1]))
             engine.run(batch, on_batch.visits(), state)
             for read in forward.reads:
                 value = on_batch.value(read, state)

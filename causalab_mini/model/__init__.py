@@ -5,6 +5,6 @@ Imports no torch: an address is a module path, and whoever has the modules follo
 
 from causalab_mini.model.components import COMPONENTS, Component
 from causalab_mini.model.facts import ModelFacts
-from causalab_mini.model.families import FAMILIES, Address, Family
+from causalab_mini.model.families import FAMILIES, Absent, Address, Family
 
-__all__ = ["COMPONENTS", "FAMILIES", "Address", "Component", "Family", "ModelFacts"]
+__all__ = ["COMPONENTS", "FAMILIES", "Absent", "Address", "Component", "Family", "ModelFacts"]

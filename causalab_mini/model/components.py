@@ -25,7 +25,6 @@ class Component:
         is_writable: whether a write may stand there.
         is_residual: whether it is the residual stream or something added to it, so that the unembedding can read it.
         is_vocabulary: whether its last axis is a score a token.
-        is_available: whether the engine has it yet.
         meaning: one line.
     """
 
@@ -37,13 +36,17 @@ class Component:
     is_writable: bool = True
     is_residual: bool = False
     is_vocabulary: bool = False
-    is_available: bool = False
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether its last axis is the keys that a query attends to."""
+        return self.width == "keys"
 
 
 _IN_FORWARD_ORDER = (
     Component("input_ids", False, "token", "the token ids", is_writable=False),
-    Component("embeddings", False, "hidden", "output of the token embedding", is_residual=True, is_available=True),
-    Component("block_input", True, "hidden", "stream entering the block", is_residual=True, is_available=True),
+    Component("embeddings", False, "hidden", "output of the token embedding", is_residual=True),
+    Component("block_input", True, "hidden", "stream entering the block", is_residual=True),
     Component("attention_input_norm", True, "hidden", "output of the norm that attention reads"),
     Component("attention_query", True, "heads", "queries after head split and rotation", "query"),
     Component("attention_key", True, "kv_heads", "keys after rotation, before grouped-query repetition", "key/value"),
@@ -52,7 +55,7 @@ _IN_FORWARD_ORDER = (
     Component("attention_probs", True, "keys", "the pattern that mixes the values", "query"),
     Component("attention_z", True, "heads", "result of each head before the output projection", "query"),
     Component("attention_premix", True, "heads", "input of the output projection", "query"),
-    Component("attention_output", True, "hidden", "what attention adds to the stream", is_residual=True, is_available=True),
+    Component("attention_output", True, "hidden", "what attention adds to the stream", is_residual=True),
     Component("block_mid", True, "hidden", "stream between attention and MLP", is_residual=True),
     Component("mlp_input_norm", True, "hidden", "output of the norm that the MLP reads"),
     Component("mlp_input", True, "hidden", "what the MLP is called with"),
@@ -60,11 +63,11 @@ _IN_FORWARD_ORDER = (
     Component("router_probs", True, "experts", "weights of the experts"),
     Component("mlp_activation", True, "intermediate", "output of the activation function"),
     Component("mlp_neuron_output", True, "intermediate", "input of the down projection"),
-    Component("mlp_output", True, "hidden", "what the MLP adds to the stream", is_residual=True, is_available=True),
-    Component("block_output", True, "hidden", "stream leaving the block", is_residual=True, is_available=True),
-    Component("ln_final", False, "hidden", "output of the final norm", is_available=True),
-    Component("lm_head", False, "vocabulary", "output of the unembedding", is_vocabulary=True, is_available=True),
-    Component("logits", False, "vocabulary", "what the model predicts from", is_vocabulary=True, is_available=True),
+    Component("mlp_output", True, "hidden", "what the MLP adds to the stream", is_residual=True),
+    Component("block_output", True, "hidden", "stream leaving the block", is_residual=True),
+    Component("ln_final", False, "hidden", "output of the final norm"),
+    Component("lm_head", False, "vocabulary", "output of the unembedding", is_vocabulary=True),
+    Component("logits", False, "vocabulary", "what the model predicts from", is_vocabulary=True),
 )
 
 COMPONENTS: Mapping[str, Component] = {component.name: component for component in _IN_FORWARD_ORDER}

@@ -7,7 +7,10 @@ from typing import Any
 
 from causalab_mini.errors import ModelError, Problem, listed, quoted
 from causalab_mini.model.components import COMPONENTS
-from causalab_mini.model.families import FAMILIES, Address, Family
+from causalab_mini.model.families import FAMILIES, Absent, Address, Family, Place
+
+EAGER_ONLY = ("attention_scores", "attention_probs")
+LEARNED_POSITIONS = ("gpt2", "opt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,9 @@ class ModelFacts:
         model_type: the family, as transformers names it.
         n_layers, hidden, n_heads, n_kv_heads, head_dim, intermediate, vocabulary: counts.
         max_positions: the longest row that learned positions allow; None where positions are not learned.
+        n_experts: of a layer; 0 where there are none.
+        softcap: the bound of the final soft-capping, None without.
+        family: where the components stand.
     """
 
     key: str
@@ -37,15 +43,20 @@ class ModelFacts:
     intermediate: int
     vocabulary: int
     max_positions: int | None
+    n_experts: int
+    softcap: float | None
+    family: Family
 
-    @property
-    def family(self) -> Family:
-        """Returns the addresses of this checkpoint's family."""
-        return FAMILIES[self.model_type]
+    def place(self, component: str, layer: int | None) -> Place:
+        """Returns where a component stands at a layer, or why it does not."""
+        if component in EAGER_ONLY and isinstance(self.family.place(component, layer), Address) and self.attn_implementation != "eager":
+            return Absent("it exists only where `attn_implementation` is `eager`")
+        return self.family.place(component, layer)
 
     def address(self, component: str, layer: int | None) -> Address | None:
         """Returns where a component stands, or None where this checkpoint has no such place."""
-        return self.family.address(component, layer)
+        found = self.place(component, layer)
+        return None if isinstance(found, Absent) else found
 
     def width(self, component: str) -> int | None:
         """Returns how many features a component has; None where it depends on the row."""
@@ -56,6 +67,7 @@ class ModelFacts:
             "kv_heads": self.n_kv_heads * self.head_dim,
             "intermediate": self.intermediate,
             "vocabulary": self.vocabulary,
+            "experts": self.n_experts,
         }
         return widths.get(COMPONENTS[component].width)
 
@@ -71,26 +83,43 @@ def facts_from_config(config: Any, key: str, revision: str | None, dtype: str, a
     Raises:
         ModelError: the family has no row in the address book.
     """
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
     model_type = str(config.model_type)
     if model_type not in FAMILIES:
         expected = f"a model of one of the families {listed(sorted(FAMILIES))}"
-        hint = "other families are not there yet: their places have not been proved"
-        raise ModelError(Problem("model.key", expected, f"{quoted(key)}, of the family {quoted(model_type)}", hint, "not_yet"))
-    n_heads = int(text.num_attention_heads)
-    hidden = int(text.hidden_size)
+        hint = "the places of other families have not been proved"
+        raise ModelError(Problem("model.key", expected, f"{quoted(key)}, of the family {quoted(model_type)}", hint, "family"))
+    family = FAMILIES[model_type](config)
+    if isinstance(family, str):
+        raise ModelError(
+            Problem("model.key", f"a {quoted(model_type)} model whose places have been proved", f"{quoted(key)}: {family}", code="family")
+        )
+    n_heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
     return ModelFacts(
         key=key,
         revision=revision,
         dtype=dtype,
         attn_implementation=attn_implementation,
         model_type=model_type,
-        n_layers=int(text.num_hidden_layers),
+        n_layers=int(config.num_hidden_layers),
         hidden=hidden,
         n_heads=n_heads,
-        n_kv_heads=int(getattr(text, "num_key_value_heads", None) or n_heads),
-        head_dim=int(getattr(text, "head_dim", None) or hidden // n_heads),
-        intermediate=int(getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * hidden),
-        vocabulary=int(text.vocab_size),
-        max_positions=int(text.n_positions) if model_type == "gpt2" else None,
+        n_kv_heads=_n_kv_heads(config, n_heads),
+        head_dim=int(getattr(config, "head_dim", None) or hidden // n_heads),
+        intermediate=_first(config, "intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner") or 4 * hidden,
+        vocabulary=int(config.vocab_size),
+        max_positions=_first(config, "n_positions", "max_position_embeddings") if model_type in LEARNED_POSITIONS else None,
+        n_experts=_first(config, "num_local_experts", "num_experts"),
+        softcap=getattr(config, "final_logit_softcapping", None),
+        family=family,
     )
+
+
+def _first(config: Any, *names: str) -> int:
+    """Returns the first of some counts that a config has, 0 without."""
+    return next((int(value) for name in names if (value := getattr(config, name, None))), 0)
+
+
+def _n_kv_heads(config: Any, n_heads: int) -> int:
+    if config.model_type == "falcon":
+        return int(config.num_kv_heads) if config.new_decoder_architecture else 1 if config.multi_query else n_heads
+    return int(getattr(config, "num_key_value_heads", None) or n_heads)

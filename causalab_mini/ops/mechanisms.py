@@ -111,6 +111,15 @@ def permute(change: Change) -> Tensor:
     return swap(change)
 
 
+def knockout(change: Change) -> Tensor:
+    """Returns what cuts an edge: `lo` everywhere, minus infinity for scores, 0 for a pattern that is renormalised afterwards.
+
+    Source: attention knockout, Geva et al. 2023, "Dissecting recall of factual associations in auto-regressive language models", section 4.
+    """
+    assert change.lo is not None
+    return torch.full_like(change.value, change.lo)
+
+
 def noise(seed: int, write: str, layer: int, tokens: Sequence[tuple[int, int]], n_features: int) -> Tensor:
     """Returns standard normal noise that depends on seed, write, layer, row and token, and on no batch.
 
@@ -141,4 +150,5 @@ MECHANISMS: Mapping[str, Callable[[Change], Tensor]] = {
     "renormalize": renormalize,
     "project_out": project_out,
     "permute": permute,
+    "knockout": knockout,
 }

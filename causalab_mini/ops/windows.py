@@ -55,35 +55,84 @@ class Index:
         return len(self.rows)
 
 
-def gather(activation: Tensor, index: Index) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class PatternIndex:
+    """Tokens of a padded batch as queries, and which heads and keys of each.
+
+    Attributes:
+        rows, tokens: one entry a query.
+        heads: which heads.
+        keys: (query, key) columns of the keys; -1 pads queries that have fewer keys than others.
+    """
+
+    rows: Tensor
+    tokens: Tensor
+    heads: Tensor
+    keys: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Returns what indexes (row, head, token, key), broadcast to (query, head, key), on a device."""
+        rows, tokens, heads, keys = (part.to(device) for part in (self.rows, self.tokens, self.heads, self.keys))
+        return rows[:, None, None], heads[None, :, None], tokens[:, None, None], keys.clamp(min=0)[:, None, :]
+
+
+def gather(activation: Tensor, index: Index | PatternIndex) -> Tensor:
     """Returns the values at some tokens.
 
     Args:
-        activation: (row, token, feature).
+        activation: (row, token, feature), or (row, head, token, key) for a `PatternIndex`.
         index: n tokens of it.
 
     Returns:
-        (n, feature), a copy.
+        (n, feature), a copy; features of a pattern are its heads' keys one after the other, 0 where a query has fewer.
     """
+    if isinstance(index, PatternIndex):
+        found = activation[index.on(activation.device)]
+        is_there = (index.keys >= 0).to(activation.device)[:, None, :]
+        return torch.where(is_there, found, torch.zeros_like(found)).flatten(start_dim=1)
     found = activation[index.rows.to(activation.device), index.tokens.to(activation.device)]
     return found if index.features is None else found[:, index.features.to(activation.device)]
 
 
-def scatter(activation: Tensor, index: Index, values: Tensor) -> Tensor:
+def scatter(activation: Tensor, index: Index | PatternIndex, values: Tensor) -> Tensor:
     """Returns a copy of an activation with the values at some tokens replaced; everything else stays to the bit.
 
     Args:
-        activation: (row, token, feature).
+        activation: (row, token, feature), or (row, head, token, key) for a `PatternIndex`.
         index: n tokens of it.
         values: (n, feature).
     """
     changed = activation.clone()
-    rows, tokens = index.rows.to(activation.device), index.tokens.to(activation.device)
     values = values.to(activation.device, activation.dtype)
+    if isinstance(index, PatternIndex):
+        shape = (len(index), len(index.heads), index.keys.shape[1])
+        is_there = (index.keys >= 0).to(activation.device)[:, None, :].expand(shape)
+        places = tuple(place.expand(shape)[is_there] for place in index.on(activation.device))
+        changed[places] = values.reshape(shape)[is_there]
+        return changed
+    rows, tokens = index.rows.to(activation.device), index.tokens.to(activation.device)
     if index.features is None:
         changed[rows, tokens] = values
     else:
         changed[rows[:, None], tokens[:, None], index.features.to(activation.device)[None, :]] = values
+    return changed
+
+
+def renormalized(pattern: Tensor, index: PatternIndex) -> Tensor:
+    """Returns a copy of a pattern in which every head of the queries of an index sums to 1 again, over all keys.
+
+    Args:
+        pattern: (row, head, token, key).
+        index: the queries and heads.
+    """
+    rows, heads, tokens, _ = (part[..., 0] for part in index.on(pattern.device))
+    changed = pattern.clone()
+    lines = pattern[rows, heads, tokens]
+    total = lines.sum(dim=-1, keepdim=True)
+    changed[rows, heads, tokens] = lines / torch.where(total > 0, total, torch.ones_like(total))
     return changed
 
 

@@ -11,6 +11,7 @@ from causalab_mini.data.prompts import Prompt
 from causalab_mini.errors import PlanError, Problem, did_you_mean, listed, quoted
 from causalab_mini.model.components import COMPONENTS
 from causalab_mini.model.facts import ModelFacts
+from causalab_mini.model.families import Absent
 from causalab_mini.plan import plan as nodes
 from causalab_mini.plan import spec as language
 from causalab_mini.plan.axes import Axes, axes_of, misfit
@@ -219,9 +220,10 @@ class _Builder:
             raise PlanError(Problem(f"{path}.layers", "distinct layers", f"{listed(layers)} of {self.facts.n_layers}", code="layer"))
         addresses: Sequence[int | None] = resolved or [None]
         for address in addresses:
-            if self.facts.address(place.component, address) is None:
-                expected = f"a component of the family {quoted(self.facts.model_type)}"
-                raise PlanError(Problem(f"{path}.component", expected, quoted(place.component), code="component"))
+            found = self.facts.place(place.component, address)
+            if isinstance(found, Absent):
+                expected = f"a component that {quoted(self.facts.model_type)} models have"
+                raise PlanError(Problem(f"{path}.component", expected, f"{quoted(place.component)}: {found.reason}", code="component"))
         for axis, n in (("heads", self.facts.n_heads_of(place.component)), ("units", self.facts.width(place.component))):
             for index in getattr(place, axis) or ():
                 if n is not None and index >= n:
@@ -269,7 +271,9 @@ class _InterventionBuilder:
             with owner.noting():
                 site = owner.site(read.site, f"{self.path}.reads.{name}")
                 anchors = self.anchors(read.pos, forward[1], f"{self.path}.reads.{name}.pos")
-                reads.setdefault(forward, []).append(nodes.Read(name, site, read.pos, anchors, read.view))
+                key_anchors = None if read.keys is None else self.anchors(read.keys, forward[1], f"{self.path}.reads.{name}.keys")
+                node = nodes.Read(name, site, read.pos, anchors, read.view, keys=read.keys, key_anchors=key_anchors)
+                reads.setdefault(forward, []).append(node)
         for key, extra in self.hidden.items():
             reads.setdefault(key, []).extend(extra)
         built = []
@@ -314,7 +318,13 @@ class _InterventionBuilder:
             if len(self.prompts[role]) < 2:
                 raise PlanError(Problem(path, "at least two rows (`permute` takes another row's value)", "one", code="rows"))
         order = self.intervention.models[model].writes.index(name)
-        return nodes.Write(name, site, write.pos, anchors, write.mechanism, operand, write.params, write.align, order)
+        key_anchors = self.key_anchors(write, role, name)
+        return nodes.Write(
+            name, site, write.pos, anchors, write.mechanism, operand, write.params, write.align, order, write.keys, key_anchors
+        )
+
+    def key_anchors(self, write: language.Write, role: str, name: str) -> nodes.Anchors | None:
+        return None if write.keys is None else self.anchors(write.keys, role, f"{self.path}.writes.{name}.keys")
 
     def output_operand(self, ref: str, role: str, site: nodes.Site, path: str) -> nodes.FromOutput:
         output = self.owner.outputs.get(ref)
@@ -353,7 +363,9 @@ class _InterventionBuilder:
         )
         source = "original" if not earlier else f"{model} before {name}"
         read = f"{name}@{model}@{role}"
-        self.hidden.setdefault((source, role), []).append(nodes.Read(read, site, write.pos, anchors, is_hidden=True))
+        self.hidden.setdefault((source, role), []).append(
+            nodes.Read(read, site, write.pos, anchors, is_hidden=True, keys=write.keys, key_anchors=self.key_anchors(write, role, name))
+        )
         if earlier:
             raise PlanError(
                 Problem(

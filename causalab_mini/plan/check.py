@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from causalab_mini.errors import Problem, did_you_mean, listed, quoted
+from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan.digest import entries_of
 from causalab_mini.plan.position import Position
 from causalab_mini.plan.spec import Difference, Intervention, Observe, Output, OutputRef, Read, Site, Spec, Write
@@ -21,6 +22,7 @@ from causalab_mini.plan.spec.metrics import AnswerLogprob, MetricBase, Recovered
 METRIC_SUFFIXES = (".json", ".csv", ".parquet")
 TENSOR_SUFFIXES = (".safetensors",)
 RESERVED_FILES = ("document.json", "run.json", "summary.json", "points.json")
+KEY_SITES = tuple(name for name, component in COMPONENTS.items() if component.has_keys)
 SECTIONS = ("reads", "writes", "models", "metrics")
 _DEVICE_NAMES = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
 
@@ -92,6 +94,8 @@ class _Checker:
         for name, read in intervention.reads.items():
             self.read(f"{path}.reads.{name}", read, models, roles)
         for name, write in intervention.writes.items():
+            if name in reads:
+                self.say(f"{path}.writes.{name}", "a name that no read has (positions are recorded by name)", quoted(name))
             self.write(f"{path}.writes.{name}", write, intervention, reads)
         for name, model in intervention.models.items():
             self.known(f"{path}.models.{name}.input", "a role", model.input, roles)
@@ -111,6 +115,8 @@ class _Checker:
             self.known(f"{path}.model", "a model", read.model, ["original", *models])
         if read.input is not None:
             self.known(f"{path}.input", "a role", read.input, roles)
+        if read.keys is not None and site is not None and not site.about.has_keys:
+            self.say(f"{path}.keys", f"a site with keys ({listed(KEY_SITES)})", f"{quoted(site.component)}")
         if read.view == "logits" and site is not None and not site.about.is_residual:
             self.say(f"{path}.view", "`raw` (only the residual stream has a view as logits)", f"`logits` at {quoted(site.component)}")
 
@@ -118,6 +124,11 @@ class _Checker:
         site = self.site(f"{path}.site", write.site)
         if site is not None and not site.about.is_writable:
             self.say(f"{path}.site", "a site that can be written", quoted(site.component))
+        if site is not None and not site.about.has_keys:
+            if write.keys is not None:
+                self.say(f"{path}.keys", f"a site with keys ({listed(KEY_SITES)})", f"{quoted(site.component)}")
+            if write.mechanism == "knockout":
+                self.say(f"{path}.mechanism", f"`knockout` at a site with keys ({listed(KEY_SITES)})", f"{quoted(site.component)}")
         if not isinstance(write.operand, str):
             return
         if not self.known(f"{path}.operand", "a read", write.operand, reads) or write.operand not in intervention.reads:

@@ -68,10 +68,11 @@ def _plan_lines(plan: nodes.Plan) -> Iterator[str]:
 
 
 def _place(place: nodes.Read | nodes.Write) -> str:
+    keys = "" if place.keys is None else f" keys={place.keys}"
     if isinstance(place, nodes.Write):
-        return f"write '{place.name}' at {place.site} pos={place.pos} {_change(place)} via 'identity'"
+        return f"write '{place.name}' at {place.site} pos={place.pos}{keys} {_change(place)} via 'identity'"
     view = "" if place.view == "raw" else f" as {place.view}"
-    return f"read  '{place.name}' at {place.site} pos={place.pos}{view} via 'identity'"
+    return f"read  '{place.name}' at {place.site} pos={place.pos}{keys}{view} via 'identity'"
 
 
 def _change(write: nodes.Write) -> str:

@@ -75,6 +75,8 @@ class Read:
     anchors: Anchors | None
     view: str = "raw"
     is_hidden: bool = False
+    keys: Position | None = None
+    key_anchors: Anchors | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,8 @@ class Write:
     params: Params
     align: str
     order: int = 0
+    keys: Position | None = None
+    key_anchors: Anchors | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +185,8 @@ class Intervention:
     @property
     def is_plain(self) -> bool:
         """Whether every position is a plain integer, so that every row and run resolves to the same tokens."""
-        return all(place.pos.is_plain_index for forward in self.forwards for place in forward.places if not _is_hidden(place))
+        places = [place for forward in self.forwards for place in forward.places if not _is_hidden(place)]
+        return all(pos.is_plain_index for place in places for pos in (place.pos, place.keys) if pos is not None)
 
     def forward_of(self, read: str) -> Forward:
         """Returns the forward that a read belongs to."""

@@ -12,7 +12,6 @@ from typing import Any
 from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan.docstrings import field_docstrings, models
 from causalab_mini.plan.spec import MECHANISM_RULES, Spec
-from causalab_mini.plan.spec.interventions import NOT_YET_MECHANISMS
 from causalab_mini.plan.strict import NAME_PATTERN
 from causalab_mini.plan.sweep import FORBIDDEN
 
@@ -93,18 +92,18 @@ def _refine(definitions: dict[str, Any]) -> None:
     anchor["anyOf"] = [{"required": [key]} for key in (*TEXTS, "segment")]
     anchor["allOf"] = [{"not": {"required": [a, b]}} for i, a in enumerate(TEXTS) for b in TEXTS[i + 1 :]]
     site = definitions["Site"]
-    available = [component for component in COMPONENTS.values() if component.is_available]
+    available = list(COMPONENTS.values())
     site["properties"]["component"] = {"enum": [component.name for component in available], "description": _components(available)}
     per_layer = [component.name for component in available if component.per_layer]
     site["if"] = {"properties": {"component": {"enum": per_layer}}}
     site["then"], site["else"] = {"required": ["layers"]}, {"properties": {"layers": False}}
     site["not"] = {"required": ["heads", "units"]}
     write = definitions["Write"]
-    known = [name for name in MECHANISM_RULES if name not in NOT_YET_MECHANISMS]
+    known = list(MECHANISM_RULES)
     write["properties"]["mechanism"] = {"enum": known, "description": write["properties"]["mechanism"]["description"]}
     write["allOf"] = [_mechanism(name) for name in known]
     for definition in definitions.values():
-        for name in ("keys", "featurizer", "features", "controls", "decode"):
+        for name in ("featurizer", "features", "controls", "decode"):
             if name in definition.get("properties", {}):
                 definition["properties"][name] = {**NOTHING.get(name, {"not": {}}), "description": "Not there yet."}
     where = definitions["Where"]

@@ -9,7 +9,6 @@ from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan.docstrings import field_docstrings
 from causalab_mini.plan.position import Anchor, Position
 from causalab_mini.plan.spec import MECHANISM_RULES, METRIC_MODELS, STEP_MODELS, TokenForm
-from causalab_mini.plan.spec.interventions import NOT_YET_MECHANISMS
 from causalab_mini.plan.spec.metrics import NOT_YET_METRICS
 from causalab_mini.plan.spec.steps import NOT_YET_STEPS, Reduce
 from causalab_mini.plan.strict import Strict
@@ -45,15 +44,12 @@ def vocabulary() -> Mapping[str, Mapping[str, str]]:
     assert set(TOKEN_FORMS) == set(get_args(TokenForm))
     return {
         "components": {
-            name: f"{component.meaning}; {'a layer' if component.per_layer else 'whole model'}{'' if component.is_available else ' ' + NOT_YET}"
-            for name, component in COMPONENTS.items()
+            name: f"{component.meaning}; {'a layer' if component.per_layer else 'whole model'}" for name, component in COMPONENTS.items()
         },
         "positions": _fields(Position),
         "anchors": _fields(Anchor),
         "mechanisms": {
-            name: f"operand {'required' if rule.has_operand else 'refused'}"
-            + (f"; params {', '.join(rule.params)}" if rule.params else "")
-            + (f" {NOT_YET}" if name in NOT_YET_MECHANISMS else "")
+            name: f"operand {'required' if rule.has_operand else 'refused'}" + (f"; params {', '.join(rule.params)}" if rule.params else "")
             for name, rule in MECHANISM_RULES.items()
         },
         "metrics": {

@@ -10,11 +10,15 @@ from dataclasses import dataclass, field
 
 from causalab_mini.data.prompts import Prompt
 from causalab_mini.errors import PlanError, Problem, quoted
+from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.locate import Reason, Window, locate
 
 Windows = tuple[Window, ...]
 """One window a row of the step."""
+
+Keys = tuple[tuple[int, ...], ...]
+"""One list of keys a row of the step, as content indices."""
 
 MISSING_WRITE_HINT = (
     "a read may miss a row, a write may not: the row would be scored as if it had been written. Take the row out, or mend its anchor"
@@ -28,11 +32,13 @@ class Pass:
 
     Attributes:
         windows: by read and write name.
+        keys: by name, for the places that have keys.
         missing: rows on which an operand has no value, with the reason; they are not written.
     """
 
     forward: nodes.Forward
     windows: Mapping[str, Windows]
+    keys: Mapping[str, Keys]
     missing: Mapping[int, Reason]
 
 
@@ -98,9 +104,19 @@ def _passes(
     passes: list[Pass] = []
     reasons: dict[str, list[Reason]] = {}
     tokens: dict[str, Windows] = {}
+    key_tokens: dict[str, Keys] = {}
+    source_lengths: dict[str, list[int]] = {}
     for forward in intervention.forwards:
         prompts = request.prompts[forward.rows]
         windows = {place.name: _windows(place, forward, prompts) for place in forward.places}
+        keys = {place.name: _keys(place, forward, prompts) for place in forward.places if COMPONENTS[place.site.component].has_keys}
+        for name, by_row in keys.items():
+            windows[name] = tuple(
+                Window((), found.reason) if found.reason and not window.reason else window
+                for window, found in zip(windows[name], by_row, strict=True)
+            )
+        key_tokens |= {name: tuple(found.tokens for found in by_row) for name, by_row in keys.items()}
+        source_lengths |= {read.name: [prompt.n_tokens for prompt in prompts] for read in forward.reads}
         missing: dict[int, Reason] = {}
         for place in forward.places:
             path = f"interventions.{intervention.name}.{'writes' if isinstance(place, nodes.Write) else 'reads'}.{place.name}"
@@ -115,10 +131,12 @@ def _passes(
                     late = reasons.get(place.operand.read) or [""] * len(found)
                     missing |= {row: reason for row, reason in enumerate(late) if reason}
                 problems += _width_problems(path, place, found, {**tokens, **windows}, shapes)
+                if place.name in keys:
+                    problems += _key_problems(path, place, found, key_tokens, source_lengths, prompts)
         for read in forward.reads:
             reasons[read.name] = [reason or missing.get(row, "") for row, reason in enumerate(reasons[read.name])]
         tokens |= windows
-        passes.append(Pass(forward, windows, missing))
+        passes.append(Pass(forward, windows, {name: key_tokens[name] for name in keys}, missing))
     return tuple(passes)
 
 
@@ -130,6 +148,54 @@ def _windows(place: nodes.Read | nodes.Write, forward: nodes.Forward, prompts: S
         )
     anchors = place.anchors or (None,) * len(prompts)
     return tuple(locate(place.pos, anchor, prompt) for anchor, prompt in zip(anchors, prompts, strict=True))
+
+
+def _keys(place: nodes.Read | nodes.Write, forward: nodes.Forward, prompts: Sequence[Prompt]) -> Windows:
+    """Returns the keys that a place names on each row: those of its position, or every token of the row."""
+    if place.keys is None:
+        extra = [0] * len(prompts) if forward.appended is None else [len(answer) for answer in forward.appended]
+        return tuple(Window(tuple(range(-prompt.n_prefix, prompt.n_content + n))) for prompt, n in zip(prompts, extra, strict=True))
+    anchors = place.key_anchors or (None,) * len(prompts)
+    return tuple(locate(place.keys, anchor, prompt) for anchor, prompt in zip(anchors, prompts, strict=True))
+
+
+def _key_problems(
+    path: str,
+    write: nodes.Write,
+    windows: Windows,
+    keys: Mapping[str, Keys],
+    lengths: Mapping[str, Sequence[int]],
+    prompts: Sequence[Prompt],
+) -> Iterable[Problem]:
+    """Yields the rows whose pattern can't be written: from rows with another mask, or with nothing left to attend to."""
+    if isinstance(write.operand, nodes.FromOutput):
+        yield Problem(
+            f"{path}.operand", "a read or a number, at a site with keys", f"the output {quoted(write.operand.output)}", code="keys"
+        )
+    if isinstance(write.operand, nodes.FromRead):
+        read = write.operand.read
+        own = [prompt.n_tokens for prompt in prompts]
+        others = list(lengths.get(read, own))
+        deranged = write.operand.derange_seed is not None
+        differ = [row for row, (a, b) in enumerate(zip(own, others, strict=True)) if a != b or (deranged and a != own[0])]
+        same_keys = read not in keys or all(len(a) == len(b) for a, b in zip(keys[read], keys[write.name], strict=True))
+        if differ:
+            row = differ[0]
+            got = (
+                f"{others[row]} tokens for {own[row]} on row {row}"
+                if not deranged
+                else f"{own[row]} tokens on row {row}, {own[0]} on row 0"
+            )
+            yield Problem(f"{path}.operand", "an operand from rows of as many tokens (patterns have them as axis)", got, code="keys")
+        elif not same_keys:
+            yield Problem(f"{path}.operand", "as many keys as are written, row by row", f"another number in {quoted(read)}", code="keys")
+    if write.mechanism == "knockout":
+        for row, (window, cut) in enumerate(zip(windows, keys[write.name], strict=True)):
+            left = [key for key in range(-prompts[row].n_prefix, min(window.tokens, default=0) + 1) if key not in cut]
+            if window.tokens and not left:
+                got = f"all keys of token {min(window.tokens)} cut on row {row}"
+                yield Problem(f"{path}.keys", "a key that is left to attend to, for every query", got, code="keys")
+                return
 
 
 def _rows_text(step: nodes.Observe, rows: Mapping[int, str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, ClassVar
 
 import torch
@@ -69,14 +70,21 @@ class BaseEngine:
         """Returns the logits that final norm and unembedding make of a residual stream."""
         module, family = self.loaded(), self.facts.family
         with torch.inference_mode():
-            head = module.get_submodule(family.lm_head)
+            head = module.get_submodule(family.module("lm_head"))
             device = next(head.parameters()).device
-            logits: Tensor = head(module.get_submodule(family.ln_final)(stream.to(device, self.checkpoint.dtype)))
+            logits: Tensor = head(module.get_submodule(family.module("ln_final"))(stream.to(device, self.checkpoint.dtype)))
+            if self.facts.softcap is not None:
+                logits = torch.tanh(logits / self.facts.softcap) * self.facts.softcap
         return logits
+
+    def inputs(self, batch: Batch) -> dict[str, Any]:
+        """Returns the keyword arguments of a forward over a batch."""
+        takes = "position_ids" in inspect.signature(self.loaded().forward).parameters
+        return batch.inputs(self.device(), takes)
 
     def device(self) -> torch.device:
         """Returns where inputs go: the device of the token embedding."""
-        return next(self.loaded().get_submodule(self.facts.family.embeddings).parameters()).device
+        return next(self.loaded().get_submodule(self.facts.family.module("embeddings")).parameters()).device
 
     def describe(self) -> dict[str, Any]:
         """Returns what the record of a run says of the engine: its name alone before the weights are loaded."""

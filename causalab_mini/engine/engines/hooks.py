@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from causalab_mini.engine.contract import Batch, State, Visit
 from causalab_mini.engine.engines.base import BaseEngine
+from causalab_mini.engine.interiors import interiors
 from causalab_mini.engine.loading import open_checkpoint
 from causalab_mini.engine.walk import replaced, taken, visit
 from causalab_mini.plan.spec import ModelSpec
@@ -45,6 +47,11 @@ class HooksEngine(BaseEngine):
     def run(self, batch: Batch, visits: tuple[Visit, ...], state: State) -> None:
         """Runs one forward over a batch, stopping at addresses in forward order."""
         module = self.loaded()
+        with interiors(module, visits, state) as borders:
+            self.run_borders(module, batch, borders, state)
+
+    def run_borders(self, module: nn.Module, batch: Batch, visits: tuple[Visit, ...], state: State) -> None:
+        """Runs one forward with stops at module borders."""
         handles = []
         try:
             for stop in visits:
@@ -54,7 +61,7 @@ class HooksEngine(BaseEngine):
                 else:
                     handles.append(target.register_forward_hook(_on_output(stop, state)))
             with torch.inference_mode():
-                module(**batch.inputs(self.device()))
+                module(**self.inputs(batch))
         finally:
             for handle in handles:
                 handle.remove()

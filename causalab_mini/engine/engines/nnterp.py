@@ -10,9 +10,12 @@ import torch
 
 from causalab_mini.engine.contract import Batch, State, Visit
 from causalab_mini.engine.engines.base import BaseEngine
+from causalab_mini.engine.interiors import interiors
 from causalab_mini.engine.loading import Checkpoint, open_checkpoint
 from causalab_mini.engine.walk import replaced, taken, visit
 from causalab_mini.errors import ModelError, Problem, quoted
+from causalab_mini.model.components import COMPONENTS
+from causalab_mini.model.families import Address
 from causalab_mini.plan.spec import ModelSpec
 
 
@@ -56,13 +59,13 @@ class NNterpEngine(BaseEngine):
     def run(self, batch: Batch, visits: tuple[Visit, ...], state: State) -> None:
         """Runs one forward over a batch as one trace, stopping at addresses in forward order."""
         self.load_weights()
-        model, inputs = self.model, batch.inputs(self.device())
-        with torch.inference_mode():
-            if not visits:
-                self.model._model(**inputs)
+        model, inputs = self.model, self.inputs(batch)
+        with torch.inference_mode(), interiors(model._model, visits, state) as borders:
+            if not borders:
+                model._model(**inputs)
                 return
             with model.trace(**inputs):
-                walk(model, visits, state)
+                walk(model, borders, state)
 
 
 def walk(model: Any, visits: tuple[Visit, ...], state: State) -> None:
@@ -112,10 +115,13 @@ def _on_meta(checkpoint: Checkpoint, device_map: Any) -> Any:
 def _check_modules(checkpoint: Checkpoint, model: Any) -> None:
     """Refuses a checkpoint whose modules are not where the address book has its family's."""
     names = {name for name, _ in model._model.named_modules()}
-    family = checkpoint.facts.family
-    paths = [family.embeddings, family.ln_final, family.lm_head]
-    for layer in range(checkpoint.facts.n_layers):
-        paths += [path.format(layer=layer) for path in (family.block, family.attention, family.mlp)]
+    facts = checkpoint.facts
+    paths = []
+    for component in COMPONENTS.values():
+        for layer in range(facts.n_layers) if component.per_layer else (None,):
+            found = facts.family.place(component.name, layer)
+            if isinstance(found, Address) and found.module:
+                paths.append(found.module)
     missing = [path for path in paths if path not in names]
     if missing:
         expected = f"the modules of the family {quoted(checkpoint.facts.model_type)}"

@@ -11,7 +11,7 @@ from pydantic import Field, Tag, model_validator
 from causalab_mini.plan.position import PositionField
 from causalab_mini.plan.spec.metrics import Metric
 from causalab_mini.plan.spec.sites import SiteField
-from causalab_mini.plan.strict import FrozenDict, Name, Named, Strict, Tuple, invalid, not_yet, phrases, refuse_not_yet, tag_by
+from causalab_mini.plan.strict import FrozenDict, Name, Named, Strict, Tuple, invalid, phrases, refuse_not_yet, tag_by
 
 Mechanism = Literal["swap", "add_scaled", "lerp", "gaussian", "clamp", "renormalize", "project_out", "permute", "knockout"]
 NotYet = Annotated[None, refuse_not_yet("featurizers")]
@@ -43,9 +43,6 @@ MECHANISM_RULES: Mapping[str, MechanismRule] = {
     "permute": MechanismRule(False, required=("seed",)),
     "knockout": MechanismRule(False),
 }
-
-
-NOT_YET_MECHANISMS = ("knockout",)
 
 
 class OutputRef(Strict):
@@ -86,8 +83,8 @@ class Read(Strict):
     """Where: a declared site's name, or a site."""
     pos: PositionField
     """At which tokens."""
-    keys: Annotated[PositionField | None, refuse_not_yet("`keys`")] = None
-    """On the key axis: which keys."""
+    keys: PositionField | None = None
+    """On the key axis (`attention_scores`, `attention_probs`): which keys, as tokens of the same role; absent, all."""
     model: Name = "original"
     """`original`, or a name of `models`."""
     input: Name | None = None
@@ -105,8 +102,8 @@ class Write(Strict):
     """Where: a declared site's name, or a site."""
     pos: PositionField
     """At which tokens."""
-    keys: Annotated[PositionField | None, refuse_not_yet("`keys`")] = None
-    """On the key axis: which keys."""
+    keys: PositionField | None = None
+    """On the key axis (`attention_scores`, `attention_probs`): which keys, as tokens of the same role; absent, all."""
     mechanism: Mechanism
     """How the new value is made."""
     operand: Operand | None = None
@@ -122,8 +119,6 @@ class Write(Strict):
 
     @model_validator(mode="after")
     def _fits_mechanism(self) -> Write:
-        if self.mechanism in NOT_YET_MECHANISMS:
-            raise not_yet(f"the mechanism `{self.mechanism}`", "mechanism")
         rule = MECHANISM_RULES[self.mechanism]
         if rule.has_operand and self.operand is None:
             raise invalid(f"an `operand` (`{self.mechanism}` needs one)", "none")

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, Tag, model_validator
 
 from causalab_mini.errors import did_you_mean, listed
 from causalab_mini.model.components import COMPONENTS, Component
-from causalab_mini.plan.strict import Strict, Tuple, invalid, not_yet, shown, tag_by
+from causalab_mini.plan.strict import Strict, Tuple, invalid, shown, tag_by
 
 LAYERS = "an integer, a list of integers or `all`"
 
@@ -43,11 +43,8 @@ class Site(Strict):
     @model_validator(mode="before")
     @classmethod
     def _known_component(cls, value: Any) -> Any:
-        if isinstance(value, dict) and isinstance(name := value.get("component"), str):
-            if name not in COMPONENTS:
-                raise invalid("a component name", shown(name), did_you_mean(name, list(COMPONENTS)), "component", "component")
-            if not COMPONENTS[name].is_available:
-                raise not_yet(f"the component `{name}`", "component")
+        if isinstance(value, dict) and isinstance(name := value.get("component"), str) and name not in COMPONENTS:
+            raise invalid("a component name", shown(name), did_you_mean(name, list(COMPONENTS)), "component", "component")
         return value
 
     @model_validator(mode="after")
@@ -65,6 +62,8 @@ class Site(Strict):
         if self.heads is not None and component.heads is None:
             known = listed(name for name, entry in COMPONENTS.items() if entry.heads)
             raise invalid(f"`heads` on a component that has them ({known})", f"`{component.name}`")
+        if self.units is not None and component.has_keys:
+            raise invalid("`keys` of the read or write (the width of this component is its keys)", "`units`", key="units")
         if self.heads is not None and self.units is not None:
             raise invalid("`heads` or `units`", "both")
         for name in ("heads", "units"):
