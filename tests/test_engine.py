@@ -312,7 +312,7 @@ def test_a_trace_block_holds_nothing_but_the_walk():
         for node in ast.walk(ast.parse(inspect.getsource(nnterp)))
         if isinstance(node, ast.With) and any("trace" in ast.unparse(item.context_expr) for item in node.items)
     ]
-    assert [ast.unparse(statement) for block in blocks for statement in block.body] == ["walk(model, visits, state)"]
+    assert [ast.unparse(statement) for block in blocks for statement in block.body] == ["walk(model, borders, state)"]
     assert inspect.isfunction(nnterp.walk)
     assert not inspect.isgeneratorfunction(nnterp.walk)
 
