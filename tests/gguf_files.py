@@ -1,5 +1,8 @@
 """Small GGUF files, written with the `gguf` package as llama.cpp's converter writes them; and byte-level BPE as plainly as it goes."""
 
+import json
+from itertools import pairwise
+
 import gguf
 import numpy as np
 import regex
@@ -75,7 +78,7 @@ def write_gguf(path, model, tokenizer, kind="F32", *, architecture="llama", meta
         without: names of tensors, as GGUF has them, that are left out.
     """
     config, plain = model.config, tokenizer.backend_tokenizer
-    ids = {token: index for token, index in plain.get_vocab(with_added_tokens=True).items()}
+    ids = plain.get_vocab(with_added_tokens=True)
     added = {token.content for token in plain.get_added_tokens_decoder().values() if token.special}
     tokens = sorted(ids, key=ids.get)
     values = {
@@ -125,8 +128,6 @@ def write_gguf(path, model, tokenizer, kind="F32", *, architecture="llama", meta
 
 def merges_of(plain):
     """Returns the merges of a `tokenizers` BPE, in order."""
-    import json
-
     return [tuple(merge) for merge in json.loads(plain.to_str())["model"]["merges"]]
 
 
@@ -183,7 +184,7 @@ def plain_bpe(text, ids, merges, pre, special=()):
                 found.append(ids["".join(symbols)])
                 continue
             while len(symbols) > 1:
-                pairs = list(zip(symbols, symbols[1:], strict=False))
+                pairs = list(pairwise(symbols))
                 best = min(range(len(pairs)), key=lambda place: ranks.get(pairs[place], len(ranks)))
                 if pairs[best] not in ranks:
                     break
@@ -194,6 +195,47 @@ def plain_bpe(text, ids, merges, pre, special=()):
 
 def strange_texts(generator, n):
     """Returns random texts out of words, digits, spaces, punctuation, other scripts and contractions."""
-    parts = ["the", "Thursday", " tomorrow", "I'll", "WE'RE", "don't", " ", "  ", "\n", "\n\n", "\t", "\r\n", "12", "3456789", "٣", "½", "Ⅷ"]
-    parts += ["...", "?!", "(", "—", "é", "é", "日本", "🙂", "👩‍🚀", "ß", "Ω", "\u00a0", "\u200b", "_", "a_b", "C++", "'", "'s", "<|", "|>", "ＡＢ", "हिन्दी"]
+    parts = [
+        "the",
+        "Thursday",
+        " tomorrow",
+        "I'll",
+        "WE'RE",
+        "don't",
+        " ",
+        "  ",
+        "\n",
+        "\n\n",
+        "\t",
+        "\r\n",
+        "12",
+        "3456789",
+        "٣",
+        "½",
+        "Ⅷ",
+    ]
+    parts += [
+        "...",
+        "?!",
+        "(",
+        "—",
+        "é",
+        "é",
+        "日本",
+        "🙂",
+        "👩‍🚀",
+        "ß",
+        "Ω",
+        "\u00a0",
+        "\u200b",
+        "_",
+        "a_b",
+        "C++",
+        "'",
+        "'s",
+        "<|",
+        "|>",
+        "ＡＢ",
+        "हिन्दी",
+    ]
     return ["".join(generator.choice(parts) for _ in range(generator.randrange(1, 14))) for _ in range(n)]

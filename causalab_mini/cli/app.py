@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import typer
 
 from causalab_mini import __version__
-from causalab_mini.cli import data, doctor, explain, language, run, tokens, validate
+from causalab_mini.cli import data, doctor, explain, language, model, run, tokens, validate
 from causalab_mini.errors import EXIT_BUG, EXIT_INTERRUPTED, CausalabError
 
 app = typer.Typer(
@@ -22,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (run, explain, validate, tokens, data, language, doctor):
+for module in (run, explain, validate, tokens, data, model, language, doctor):
     module.register(app)
 
 

@@ -15,7 +15,7 @@ from causalab_mini.model.components import COMPONENTS, forward_rank
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.model.families import Address
 from causalab_mini.ops import mechanisms
-from causalab_mini.ops.windows import Index, PatternIndex, Value
+from causalab_mini.ops.windows import Index, Pattern, PatternIndex, Value
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.schedule import Pass
 
@@ -33,6 +33,7 @@ class Made:
         is_stacked: whether the layer axis was asked for.
         groups: names, in the order of the entries.
         is_ragged: whether rows may have another number of tokens each, as the document has it and not as these rows happen to be.
+        pattern: heads and keys of the features, where those are keys.
     """
 
     value: Value
@@ -40,6 +41,7 @@ class Made:
     is_stacked: bool
     groups: tuple[str, ...] = ()
     is_ragged: bool = False
+    pattern: Pattern | None = None
 
 
 OutputTensors = Mapping[str, Made]

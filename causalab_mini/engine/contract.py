@@ -80,7 +80,7 @@ class WriteTask:
         change: from the values that stand there and those that arrived, both (token, feature) in fp32, and the state so far.
         stream: as of `ReadTask`.
         renormalizes: whether the written lines of a pattern are made to sum to 1 again.
-        is_cut: whether it writes infinities, which move a value by no number.
+        is_cut: whether it cuts edges of a pattern.
     """
 
     name: str

@@ -181,7 +181,13 @@ def _difference(observed: Observed, alone: Observed, index: int) -> float:
     """Returns the largest difference of a row's reads in the batch and alone, as a share of their standard deviation."""
     worst = 0.0
     for name, value in alone.values.items():
-        one, batched = value.row(0).float(), observed.values[name].row(index).float()
+        one, batched = value.row(0), observed.values[name].row(index)
+        if name in observed.patterns:
+            hidden = one <= torch.finfo(one.dtype).min
+            if not torch.equal(hidden, batched <= torch.finfo(one.dtype).min):
+                return float("inf")
+            one, batched = one[~hidden], batched[~hidden]
+        one, batched = one.float(), batched.float()
         if one.numel() == 0:
             continue
         spread = float(one.std()) if one.numel() > 1 else float(one.abs().max())

@@ -58,6 +58,22 @@ def open_checkpoint(model: ModelSpec, base: Path | None = None, trust_remote_cod
     Raises:
         ModelError: it can't be found or read, its revision is missing or refused, or its family is not in the address book.
     """
+    source, config, facts, options = _open_config(model, base, trust_remote_code)
+    tokenizer, warnings = _opened(model, "a tokenizer", lambda: read_tokenizer(source.location, options))
+    return Checkpoint(source, config, tokenizer, facts, options, warnings)
+
+
+def open_facts(model: ModelSpec, base: Path | None = None, trust_remote_code: bool = False) -> ModelFacts:
+    """Returns what a checkpoint's config alone says of it.
+
+    Raises:
+        ModelError: as `open_checkpoint`.
+    """
+    return _open_config(model, base, trust_remote_code)[2]
+
+
+def _open_config(model: ModelSpec, base: Path | None, trust_remote_code: bool) -> tuple[Source, Any, ModelFacts, dict[str, Any]]:
+    """Returns where a checkpoint is, its config, its facts, and the options of `from_pretrained`."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     source = find_source(model.key, base)
@@ -80,8 +96,7 @@ def open_checkpoint(model: ModelSpec, base: Path | None = None, trust_remote_cod
     if commit is not None:
         options["revision"] = commit
     facts = facts_from_config(config, model.key, commit or revision, model.dtype, model.attn_implementation)
-    tokenizer, warnings = _opened(model, "a tokenizer", lambda: read_tokenizer(source.location, options))
-    return Checkpoint(source, config, tokenizer, facts, options, warnings)
+    return source, config, facts, options
 
 
 def open_tokenizer(key: str, revision: str | None, base: Path | None = None) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,9 +14,9 @@ from causalab_mini.engine.batches import Made, OutputTensors, PassOnBatch, make_
 from causalab_mini.engine.contract import Engine, State
 from causalab_mini.errors import Problem, RunError, quoted
 from causalab_mini.ops import reductions
-from causalab_mini.ops.windows import Value, concatenate
+from causalab_mini.ops.windows import Pattern, Value, concatenate
 from causalab_mini.plan import plan as nodes
-from causalab_mini.schedule.schedule import StepSchedule
+from causalab_mini.schedule.schedule import Pass, StepSchedule
 
 Prompts = Mapping[nodes.RowsKey, tuple[Prompt, ...]]
 OnPass = Callable[[], None]
@@ -42,11 +42,13 @@ class Observed:
     Attributes:
         rows: of the step, ascending: those that were run.
         values: by read name, one entry of `lengths` a row that was run.
+        patterns: heads and keys of the reads whose features are keys.
         writes: by `write_key`.
     """
 
     rows: tuple[int, ...]
     values: dict[str, Value] = field(default_factory=dict)
+    patterns: dict[str, Pattern] = field(default_factory=dict)
     writes: dict[str, WriteEvidence] = field(default_factory=dict)
 
 
@@ -92,7 +94,14 @@ def observe(
             _note_writes(observed, intervention, forward, on_batch, state)
             on_pass()
         observed.values |= {name: concatenate(values) for name, values in parts.items()}
+        observed.patterns |= _patterns(one, schedule.step, engine)
     return observed
+
+
+def _patterns(one: Pass, step: nodes.Observe, engine: Engine) -> dict[str, Pattern]:
+    """Returns the axes of a pass's reads whose features are keys."""
+    heads = {read.name: engine.facts.n_heads if read.site.heads is None else len(read.site.heads) for read in one.forward.reads}
+    return {name: Pattern(heads[name], tuple(map(len, keys)), step.labels) for name, keys in one.keys.items() if name in heads}
 
 
 def write_key(intervention: nodes.Intervention, forward: nodes.Forward, write: nodes.Write) -> str:
@@ -136,11 +145,11 @@ def make_outputs(step: nodes.Observe, observed: Mapping[str, Observed], earlier:
         found = observed[output.intervention]
         value = Value(found.values[output.read].data.float(), found.values[output.read].lengths)
         read = step.intervention(output.intervention).read(output.read)
-        made[output.name] = _reduce(output, value, found.rows, step.n_rows, read)
+        made[output.name] = _reduce(output, value, found.rows, step.n_rows, read, found.patterns.get(output.read))
     return made
 
 
-def _reduce(output: nodes.Output, value: Value, rows: Sequence[int], n_rows: int, read: nodes.Read) -> Made:
+def _reduce(output: nodes.Output, value: Value, rows: Sequence[int], n_rows: int, read: nodes.Read, pattern: Pattern | None) -> Made:
     is_rectangle, is_stacked = read.pos.width is not None and read.pos.scope is None, read.site.is_stacked
     match output.reduce:
         case "mean" | "std":
@@ -158,7 +167,7 @@ def _reduce(output: nodes.Output, value: Value, rows: Sequence[int], n_rows: int
             return Made(Value(torch.cat(list(means.values()), dim=1), (1,) * len(means)), "groups", is_stacked, tuple(means))
     lengths = dict(zip(rows, value.lengths, strict=True))
     every_length = tuple(lengths.get(row, 0) for row in range(n_rows))
-    return Made(Value(value.data, every_length), "rows", is_stacked, is_ragged=not is_rectangle)
+    return Made(Value(value.data, every_length), "rows", is_stacked, is_ragged=not is_rectangle, pattern=pattern)
 
 
 def _difference(name: str, minuend: Made, subtrahend: Made, is_unit: bool) -> Made:
@@ -170,4 +179,4 @@ def _difference(name: str, minuend: Made, subtrahend: Made, is_unit: bool) -> Ma
     if is_unit:
         length = data.norm(dim=-1, keepdim=True)
         data = data / torch.where(length > 0, length, torch.ones_like(length))
-    return Made(Value(data, minuend.value.lengths), minuend.kind, minuend.is_stacked, minuend.groups, minuend.is_ragged)
+    return replace(minuend, value=Value(data, minuend.value.lengths))

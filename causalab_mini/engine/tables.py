@@ -99,13 +99,15 @@ def score(metric: nodes.Metric, observed: Observed, rows: Sequence[int], tokeniz
     against = _of(observed, metric.reads["against"], rows) if "against" in metric.reads else None
     if metric.kind == "top_k":
         return [_top_k(layer, metric.options["k"], tokenizer) for layer in of]
+    pattern = observed.patterns.get(metric.reads["of"])
+    is_key = None if pattern is None else pattern.is_key(rows).to(of.device)
     tokens = {key: torch.tensor([cells[row] for row in rows], device=of.device) for key, cells in metric.tokens.items() if key != "classes"}
     classes = _classes(metric, rows, of.device)
     how = metric.options.get("how", "")
     function = scores.METRICS[metric.kind]
     return [
         function(
-            scores.Scored(of[entry], None if against is None else against[min(entry, len(against) - 1)], tokens, classes, how)
+            scores.Scored(of[entry], None if against is None else against[min(entry, len(against) - 1)], tokens, classes, how, is_key)
         ).tolist()
         for entry in range(n_layers)
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import cached_file
 
@@ -41,19 +41,31 @@ def read_tokenizer(location: str, options: dict[str, Any]) -> tuple[Any, tuple[s
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    if file is not None:
-        plain = Tokenizer.from_file(file)
-        plain.no_truncation()
-        plain.no_padding()
-        wrong = next((text for text in PROBES if plain.encode(text).ids != tokenizer(text)["input_ids"]), None)
-        if wrong is not None:
-            as_filed = PreTrainedTokenizerFast.from_pretrained(location, **options)
-            if any(as_filed(text)["input_ids"] != tokenizer(text)["input_ids"] for text in PROBES):  # else tokenizer_config.json asks for it
-                warnings = (
-                    f"transformers reads this checkpoint's tokenizer as {quoted(type(tokenizer).__name__)}, which gives "
-                    f"{len(tokenizer(wrong)['input_ids'])} tokens for {quoted(wrong)} where its tokenizer.json gives "
-                    f"{len(as_filed(wrong)['input_ids'])}; tokenizer.json is used",
-                )
-                tokenizer = as_filed
+    if file is not None and (wrong := _misread(tokenizer, file)) is not None:
+        as_filed = PreTrainedTokenizerFast.from_pretrained(location, **options)
+        warnings = (
+            f"transformers reads this checkpoint's tokenizer as {quoted(type(tokenizer).__name__)}, which gives "
+            f"{len(tokenizer(wrong)['input_ids'])} tokens for {quoted(wrong)} where its tokenizer.json gives "
+            f"{len(as_filed(wrong)['input_ids'])}; tokenizer.json is used",
+        )
+        tokenizer = as_filed
     tokenizer.padding_side = "left"
     return tokenizer, warnings
+
+
+def _misread(tokenizer: Any, file: str) -> str | None:
+    """Returns a text that a tokenizer cuts otherwise than its file says, or None.
+
+    What `tokenizer_config.json` asks for in so many words (a space before the text, tokens around it) is no misreading.
+    """
+    asked = tokenizer.init_kwargs
+    plain = Tokenizer.from_file(file)
+    plain.no_truncation()
+    plain.no_padding()
+    if asked.get("add_prefix_space") and isinstance(plain.pre_tokenizer, pre_tokenizers.ByteLevel):
+        plain.pre_tokenizer.add_prefix_space = True
+    around = asked.get("add_bos_token") is None and asked.get("add_eos_token") is None
+    for text in PROBES:
+        if plain.encode(text, add_special_tokens=around).ids != tokenizer(text, add_special_tokens=around)["input_ids"]:
+            return text
+    return None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from causalab_mini.engine.contract import KeepTask, ReadTask, State, Visit, WriteTask
+from causalab_mini.errors import Problem, RunError
 from causalab_mini.ops.windows import PatternIndex, gather, renormalized, scatter
 
 
@@ -32,7 +33,7 @@ def visit(activation: Tensor, stop: Visit, state: State) -> Tensor | None:
     for task in stop.tasks:
         match task:
             case KeepTask():
-                state.streams[task.stream] = current
+                state.streams[task.stream] = current.clone()
             case ReadTask():
                 found = gather(current, task.index)
                 state.reads[task.name, task.entry] = (
@@ -51,14 +52,41 @@ def _written(current: Tensor, arrived: Tensor, task: WriteTask, state: State) ->
         before, first = before + stream, first + stream
     new = task.change(before.float(), first.float(), state)
     changed = scatter(current, task.index, new if stream is None else new.to(stream.device) - stream.float())
-    if task.renormalizes:
+    if task.is_cut:
         assert isinstance(task.index, PatternIndex)
-        changed = renormalized(changed, task.index)
+        changed = _with_edges_cut(changed, task.index, task)
     landed = gather(changed, task.index) if stream is None else gather(changed, task.index) + stream
-    moved, length = (landed.float() - before.float()).norm(dim=-1), before.float().norm(dim=-1)
-    relative = moved / torch.where(length > 0, length, torch.ones_like(length))
-    state.changes[task.name, task.layer] = relative.nan_to_num(nan=1.0, posinf=1.0) if task.is_cut else relative
+    state.changes[task.name, task.layer] = _moved(before, landed, isinstance(task.index, PatternIndex))
     return changed
+
+
+def _with_edges_cut(changed: Tensor, index: PatternIndex, task: WriteTask) -> Tensor:
+    """Returns a pattern that sums to 1 again, or scores as they are, after edges were cut.
+
+    Raises:
+        RunError: a query has no key left: a sliding window, or another write, took the rest.
+    """
+    rows, heads, tokens, _ = (part[..., 0] for part in index.on(changed.device))
+    lines = changed[rows, heads, tokens]
+    left = lines > (0.0 if task.renormalizes else torch.finfo(lines.dtype).min)
+    if not left.any(dim=-1).all():
+        where = "" if task.layer is None else f" of layer {task.layer}"
+        hint = "a sliding window hides the other keys, or other writes cut them"
+        raise RunError(Problem(f"writes.{task.name}.keys", f"a key that is left to attend to in every head{where}", "none", hint, "keys"))
+    return renormalized(changed, index) if task.renormalizes else changed
+
+
+def _moved(before: Tensor, landed: Tensor, has_keys: bool) -> Tensor:
+    """Returns the relative change of norm of each token; of a pattern, hidden edges (the least number there is, or less) count as 0."""
+    if not has_keys:
+        before, change = before.float(), landed.float() - before.float()
+    else:
+        is_hidden = before <= torch.finfo(before.dtype).min
+        change = torch.where(landed == before, 0.0, landed.double() - before.double())
+        before = before.double().masked_fill(is_hidden, 0.0)
+    moved, length = change.norm(dim=-1), before.norm(dim=-1)
+    relative: Tensor = moved / torch.where(length > 0, length, torch.ones_like(length))
+    return relative.nan_to_num(nan=1.0, posinf=1.0) if has_keys else relative
 
 
 def taken(container: Any) -> Tensor:

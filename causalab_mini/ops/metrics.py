@@ -23,6 +23,7 @@ class Scored:
         tokens: (row,) token ids by column key.
         classes: (row, class) token ids, padded by repeating the first.
         how: of `value`.
+        is_key: (row, feature), what is no padding, of a read whose features are keys.
     """
 
     of: Tensor
@@ -30,6 +31,7 @@ class Scored:
     tokens: Mapping[str, Tensor] = field(default_factory=dict)
     classes: Tensor | None = None
     how: str = ""
+    is_key: Tensor | None = None
 
     def logit(self, key: str) -> Tensor:
         """Returns each row's logit of its token in a column."""
@@ -111,15 +113,16 @@ def cosine(scored: Scored) -> Tensor:
 
 def value(scored: Scored) -> Tensor:
     """Returns the sum, mean, Euclidean norm or greatest of the features."""
+    there = torch.ones_like(scored.of, dtype=torch.bool) if scored.is_key is None else scored.is_key
     match scored.how:
         case "sum":
             return scored.of.sum(dim=-1)
         case "mean":
-            return scored.of.mean(dim=-1)
+            return scored.of.sum(dim=-1) / there.sum(dim=-1)
         case "norm":
             norm: Tensor = torch.linalg.vector_norm(scored.of, dim=-1)
             return norm
-    return scored.of.amax(dim=-1)
+    return scored.of.masked_fill(~there, float("-inf")).amax(dim=-1)
 
 
 def class_match(scored: Scored) -> Tensor:

@@ -39,6 +39,32 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
+class Pattern:
+    """What the features of a value are where they are keys: those of one head after the other, as many a head as the row with most has.
+
+    Attributes:
+        n_heads: how many heads.
+        n_keys: of each row of the step; what stands behind them is padding.
+        labels: of the rows.
+    """
+
+    n_heads: int
+    n_keys: tuple[int, ...]
+    labels: tuple[str, ...]
+
+    def row(self, value: Value, row: int) -> Tensor:
+        """Returns one row's values without padding, (layer, head, token, key)."""
+        found = value.row(row)
+        by_head = found.reshape(*found.shape[:2], self.n_heads, max(self.n_keys))
+        return by_head[..., : self.n_keys[row]].transpose(1, 2)
+
+    def is_key(self, rows: Sequence[int]) -> Tensor:
+        """Returns which features of some rows are keys and which are padding, (row, feature)."""
+        n_keys = torch.tensor([self.n_keys[row] for row in rows])
+        return (torch.arange(max(self.n_keys)) < n_keys[:, None]).repeat(1, self.n_heads)
+
+
+@dataclass(frozen=True, slots=True)
 class Index:
     """Tokens of a padded batch, and which features of them.
 

@@ -11,14 +11,19 @@ from causalab_mini.plan import plan as nodes
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Sizes; `n_layers` is None where there is no layer axis, `n_features` where it depends on the row."""
+    """Sizes; `n_layers` is None where there is no layer axis, `n_features` where features are the keys of `n_heads` heads."""
 
     n_layers: int | None
     n_features: int | None
+    n_heads: int | None = None
+
+    @property
+    def features(self) -> str:
+        """The feature axis in words."""
+        return f"{self.n_features} features" if self.n_heads is None else f"keys of {self.n_heads} head{'s' if self.n_heads > 1 else ''}"
 
     def __str__(self) -> str:
-        layers = "" if self.n_layers is None else f"{self.n_layers} layers of "
-        return f"{layers}{'keys' if self.n_features is None else f'{self.n_features} features'}"
+        return self.features if self.n_layers is None else f"{self.n_layers} layers of {self.features}"
 
 
 def axes_of(site: nodes.Site, view: str, facts: ModelFacts) -> Axes:
@@ -28,12 +33,15 @@ def axes_of(site: nodes.Site, view: str, facts: ModelFacts) -> Axes:
         width = len(site.units)
     if site.heads is not None and width is not None:
         width = len(site.heads) * width // (facts.n_heads_of(site.component) or 1)
-    return Axes(len(site.layers) if site.is_stacked else None, width)
+    n_heads = None
+    if width is None:
+        n_heads = len(site.heads) if site.heads is not None else facts.n_heads_of(site.component)
+    return Axes(len(site.layers) if site.is_stacked else None, width, n_heads)
 
 
 def misfit(path: str, name: str, value: Axes, place: Axes) -> list[Problem]:
     """Returns why a value can't stand where another is: other features, or other layers. One without layer axis is given to each."""
-    if value.n_features == place.n_features and value.n_layers in (None, place.n_layers):
+    if (value.n_features, value.n_heads) == (place.n_features, place.n_heads) and value.n_layers in (None, place.n_layers):
         return []
-    expected = str(place) if place.n_layers is None else f"{place}, or {place.n_features} features without layer axis"
+    expected = str(place) if place.n_layers is None else f"{place}, or {place.features} without layer axis"
     return [Problem(path, expected, f"`{name}` with {value}", code="width")]

@@ -271,7 +271,7 @@ class _Checker:
         if all(self.is_whole(i, item) for i, item in interventions.items()):
             self.rows(path, step, interventions)
         self.refs(path, interventions, in_place)
-        self.step_outputs(path, name, step, reads, is_list)
+        self.step_outputs(path, name, step, reads, interventions)
         self.metrics[name] = _values(scores, is_list=True)
         self.where(path, step)
         self.saves(path, step, scores, is_list)
@@ -315,8 +315,10 @@ class _Checker:
                         hint,
                     )
 
-    def step_outputs(self, path: str, name: str, step: Observe, names: Mapping[str, Sequence[str]], is_list: bool) -> None:
-        reads = _values(names, is_list)
+    def step_outputs(
+        self, path: str, name: str, step: Observe, names: Mapping[str, Sequence[str]], interventions: Mapping[str, Intervention]
+    ) -> None:
+        reads = _values(names, isinstance(step.interventions, tuple))
         for output_name, output in step.outputs.items():
             where = f"{path}.outputs.{output_name}"
             if output_name in self.outputs:
@@ -332,7 +334,9 @@ class _Checker:
                         self.known(f"{where}.difference[{index}]", "an output", part, before)
             else:
                 read = output.read if isinstance(output, Output) else output
-                self.known(f"{where}.read" if isinstance(output, Output) else where, "a read", read, reads)
+                known = self.known(f"{where}.read" if isinstance(output, Output) else where, "a read", read, reads)
+                if known and isinstance(output, Output) and output.reduce != "none":
+                    self.reduction(f"{where}.reduce", output, interventions[reads[read] or ""])
         needs = {
             name: set(output.difference) & set(step.outputs) - {name}
             for name, output in step.outputs.items()
@@ -345,6 +349,14 @@ class _Checker:
             self.say(f"{path}.outputs", "differences that can be made one after the other", f"a cycle ({chain})", code="cycle")
         for output_name in step.outputs:
             self.outputs.setdefault(output_name, name)
+
+    def reduction(self, path: str, output: Output, intervention: Intervention) -> None:
+        """Refuses a reduction over rows whose features are their own tokens."""
+        read = intervention.reads.get(output.read.rpartition("/")[2])
+        site = None if read is None else self.spec.sites.get(read.site) if isinstance(read.site, str) else read.site
+        if site is not None and site.about.has_keys:
+            hint = "a pattern has the row's own tokens as axis, which other rows do not share; a metric of kind `value` is one number a row"
+            self.say(path, f"`none` at {quoted(site.component)}", quoted(output.reduce), hint, "keys")
 
     def where(self, path: str, step: Observe) -> None:
         if step.where is None:

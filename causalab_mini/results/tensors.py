@@ -6,33 +6,40 @@ from typing import Any
 
 from torch import Tensor
 
+from causalab_mini.ops.windows import Pattern, Value
+
 
 def output_bytes(
-    name: str, data: Tensor, lengths: tuple[int, ...], kind: str, groups: tuple[str, ...], is_stacked: bool, is_ragged: bool, digest: str
+    name: str, value: Value, kind: str, groups: tuple[str, ...], is_stacked: bool, is_ragged: bool, pattern: Pattern | None, digest: str
 ) -> bytes:
     """Returns an output as a safetensors file.
 
     A stacked read's tensors begin with a layer axis. `window`: (token, feature), or (feature,) where it is one vector. `groups`: one
     vector each, named `<output>/<group>`. `rows`: (row, token, feature) of a rectangle, else (token, feature) with `<output>.lengths`
-    beside it.
+    beside it. `patterns`: (head, query token, key) of each row that has a value, named `<output>/<label>`, without padding.
 
     Args:
         name: of the output.
-        data: (layer, token, feature).
-        lengths: tokens of each entry.
+        value: of all entries.
         kind: what the entries are.
         groups: names of them.
         is_stacked: whether the layer axis is kept.
         is_ragged: whether rows may have another number of tokens each; a rectangle of which rows were left out is ragged too.
+        pattern: heads and keys of the features, where those are keys.
         digest: of the experiment, kept as metadata.
     """
     import torch
     from safetensors.torch import save
 
-    values = data if is_stacked else data[0]
+    lengths = value.lengths
+    values = value.data if is_stacked else value.data[0]
     axis = 1 if is_stacked else 0
     tensors: dict[str, Tensor] = {}
-    if kind == "groups":
+    if pattern is not None:
+        kind = "patterns"
+        patterns = {label: pattern.row(value, row) for row, label in enumerate(pattern.labels) if lengths[row]}
+        tensors = {f"{name}/{label}": found if is_stacked else found[0] for label, found in patterns.items()}
+    elif kind == "groups":
         tensors = {f"{name}/{group}": values.select(axis, index) for index, group in enumerate(groups)}
     elif kind == "window":
         tensors[name] = values.squeeze(axis) if values.shape[axis] == 1 else values

@@ -53,6 +53,11 @@ class StepSchedule:
         """Returns the windows of a read or write."""
         return next(one.windows[name] for one in self.passes[intervention] if name in one.windows)
 
+    def n_keys(self, intervention: str, read: str) -> tuple[int, ...] | None:
+        """Returns how many keys a read has on each row; None where its features are no keys."""
+        keys = next((one.keys[read] for one in self.passes[intervention] if read in one.keys), None)
+        return None if keys is None else tuple(map(len, keys))
+
     def reasons(self, intervention: str, read: str) -> tuple[Reason, ...]:
         """Returns, row by row, why a read has no value that may be scored; empty where it has one."""
         owner = next(one for one in self.passes[intervention] if any(entry.name == read for entry in one.forward.reads))
@@ -69,9 +74,15 @@ class Schedule:
 
 @dataclass(slots=True)
 class _Shapes:
-    """What is known of outputs while steps are scheduled: tokens a row, tokens of a window, or one vector (None)."""
+    """What is known of outputs while steps are scheduled.
+
+    Attributes:
+        by_output: tokens a row, tokens of a window, or one vector (None).
+        keys: keys a row, of outputs whose features are keys.
+    """
 
     by_output: dict[str, tuple[int, ...] | int | None] = field(default_factory=dict)
+    keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def build_schedule(request: nodes.Request, point: nodes.PlannedPoint) -> Schedule:
@@ -92,6 +103,7 @@ def build_schedule(request: nodes.Request, point: nodes.PlannedPoint) -> Schedul
         steps.append(schedule)
         if step.where is None:
             problems += _without_eligible_rows(schedule)
+        problems += _with_other_keys(schedule)
         problems += _note_outputs(schedule, shapes)
     if problems:
         raise PlanError(dict.fromkeys(problems))
@@ -110,6 +122,7 @@ def _passes(
         prompts = request.prompts[forward.rows]
         windows = {place.name: _windows(place, forward, prompts) for place in forward.places}
         keys = {place.name: _keys(place, forward, prompts) for place in forward.places if COMPONENTS[place.site.component].has_keys}
+        queries = dict(windows)
         for name, by_row in keys.items():
             windows[name] = tuple(
                 Window((), found.reason) if found.reason and not window.reason else window
@@ -124,9 +137,12 @@ def _passes(
             if isinstance(place, nodes.Read):
                 reasons[place.name] = [window.reason for window in found]
                 if place.pos.scope is None and not place.is_hidden:
-                    problems += _misses(path, found, step)
+                    problems += _misses(f"{path}.pos", queries[place.name], step)
+                if place.keys is not None and place.keys.scope is None and not place.is_hidden:
+                    problems += _misses(f"{path}.keys", keys[place.name], step)
             else:
-                problems += _nowhere(path, found, step)
+                problems += _nowhere(f"{path}.pos", queries[place.name], step)
+                problems += _nowhere(f"{path}.keys", keys.get(place.name, ()), step)
                 if isinstance(place.operand, nodes.FromRead) and place.operand.derange_seed is None:
                     late = reasons.get(place.operand.read) or [""] * len(found)
                     missing |= {row: reason for row, reason in enumerate(late) if reason}
@@ -211,14 +227,14 @@ def _nowhere(path: str, windows: Windows, step: nodes.Observe) -> list[Problem]:
     if not rows or step.where is not None:
         return []
     hint = MISSING_WRITE_HINT + (AMBIGUOUS_HINT if "alignment_ambiguous" in rows.values() else "")
-    return [Problem(f"{path}.pos", "something to write on every row", f"nothing on {_rows_text(step, rows)}", hint, "write_has_no_place")]
+    return [Problem(path, "something to write on every row", f"nothing on {_rows_text(step, rows)}", hint, "write_has_no_place")]
 
 
 def _misses(path: str, windows: Windows, step: nodes.Observe) -> list[Problem]:
     rows = {row: window.reason for row, window in enumerate(windows) if window.reason}
     if not rows or step.where is not None:
         return []
-    return [Problem(f"{path}.pos", "a position that every row has", f"none on {_rows_text(step, rows)}", code="read_has_no_place")]
+    return [Problem(path, "a position that every row has", f"none on {_rows_text(step, rows)}", code="read_has_no_place")]
 
 
 def _width_problems(path: str, write: nodes.Write, windows: Windows, tokens: Mapping[str, Windows], shapes: _Shapes) -> Iterable[Problem]:
@@ -271,6 +287,19 @@ def _without_eligible_rows(schedule: StepSchedule) -> Iterable[Problem]:
                 yield Problem(path, "at least one row that can be scored", f"none of {len(reasons)} ({counts})", code="no_eligible_row")
 
 
+def _with_other_keys(schedule: StepSchedule) -> Iterable[Problem]:
+    """Yields the metrics that compare reads of other numbers of keys."""
+    for intervention in schedule.step.interventions:
+        for metric in intervention.metrics:
+            if "against" not in metric.reads:
+                continue
+            of, against = (schedule.n_keys(intervention.name, metric.reads[key]) for key in ("of", "against"))
+            if of != against:
+                path = f"interventions.{intervention.name}.metrics.{metric.name}.against"
+                expected = f"as many keys as {quoted(metric.reads['of'])} has, row by row"
+                yield Problem(path, expected, f"another number in {quoted(metric.reads['against'])}", code="keys")
+
+
 def metric_reasons(schedule: StepSchedule, intervention: nodes.Intervention, metric: nodes.Metric) -> tuple[Reason, ...]:
     """Returns, row by row, why a metric can't be scored; empty where it can."""
     found: list[Reason] = [""] * schedule.step.n_rows
@@ -296,11 +325,19 @@ def _note_outputs(schedule: StepSchedule, shapes: _Shapes) -> Iterable[Problem]:
             if subtrahend not in (None, 1, minuend):
                 expected = f"as many tokens as {quoted(output.minuend)}, row by row, or one vector"
                 yield Problem(f"{path}.difference[1]", expected, quoted(output.subtrahend), code="width")
+            keys = [shapes.keys.get(name) for name in (output.minuend, output.subtrahend)]
+            if keys[0] is not None and keys[1] is not None:
+                shapes.keys[output.name] = keys[0]
+                if keys[0] != keys[1]:
+                    expected = f"as many keys as {quoted(output.minuend)}, row by row"
+                    yield Problem(f"{path}.difference[1]", expected, f"another number in {quoted(output.subtrahend)}", code="keys")
             shapes.by_output[output.name] = minuend
             continue
         read = step.intervention(output.intervention).read(output.read)
         widths = tuple(len(window.tokens) for window in schedule.windows(output.intervention, output.read))
         is_rectangle = read.pos.width is not None and read.pos.scope is None
+        if (n_keys := schedule.n_keys(output.intervention, output.read)) is not None:
+            shapes.keys[output.name] = n_keys
         match output.reduce:
             case "none":
                 shapes.by_output[output.name] = widths

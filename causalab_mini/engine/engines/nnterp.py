@@ -97,8 +97,11 @@ def envoy_at(model: Any, path: str) -> Any:
 
 
 def _on_meta(checkpoint: Checkpoint, device_map: Any) -> Any:
+    import logging
+
     from nnterp import StandardizedTransformer
 
+    logging.getLogger("nnterp").setLevel(logging.ERROR)  # it warns of names it can't give, which are ours to know
     attention = checkpoint.facts.attn_implementation
     return StandardizedTransformer(
         checkpoint.source.location,

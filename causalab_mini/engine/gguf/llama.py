@@ -9,10 +9,13 @@ weights, which llama.cpp stores so that the two coordinates of a rotation lie si
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -83,13 +86,16 @@ def read_config(file: GgufFile) -> LlamaConfig:
             raise file.refused(f"`{ARCHITECTURE}.{name}` = {head_dim} (the width of a head)", f"{number(name)}")
     if "token_embd.weight" not in file.tensors:
         raise file.refused("the tensor `token_embd.weight`", "none")
+    n_layers = number("block_count")
+    if n_layers > len(file.tensors):
+        raise file.refused("tensors for every block", f"{n_layers} blocks, {len(file.tensors)} tensors")
     base = file.find(f"{ARCHITECTURE}.rope.freq_base", float) or 10000.0
-    config = LlamaConfig(
+    settings: dict[str, Any] = dict(
         architectures=["LlamaForCausalLM"],
         vocab_size=file.shape("token_embd.weight")[0],
         hidden_size=width,
         intermediate_size=number("feed_forward_length"),
-        num_hidden_layers=number("block_count"),
+        num_hidden_layers=n_layers,
         num_attention_heads=n_heads,
         num_key_value_heads=number_or("attention.head_count_kv", n_heads),
         head_dim=head_dim,
@@ -106,6 +112,8 @@ def read_config(file: GgufFile) -> LlamaConfig:
             for kind, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
         },
     )
+    with _possible_sizes(file):
+        config = LlamaConfig(**settings)
     if ROPE_FREQS in file.tensors:
         config.rope_parameters = _llama3_rope(file, config, base)
     _refuse_what_does_not_fit(file, config)
@@ -132,8 +140,9 @@ def write_weights(file: GgufFile, config: LlamaConfig, folder: Path) -> None:
     where: dict[str, str] = {}
     for index, names in enumerate(shards, start=1):
         title = "model.safetensors" if len(shards) == 1 else f"model-{index:05d}-of-{len(shards):05d}.safetensors"
-        save_file({weight_name(name): read_weight(file, config, name) for name in names}, folder / title, {"format": "pt"})
-        where |= {weight_name(name): title for name in names}
+        weights = {weight_name(name) or name: read_weight(file, config, name) for name in names}
+        save_file(weights, folder / title, {"format": "pt"})
+        where |= dict.fromkeys(weights, title)
     if len(shards) > 1:
         index_of_all = {"metadata": {"total_size": int(total)}, "weight_map": where}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index_of_all, indent=1) + "\n", encoding="utf-8")
@@ -171,11 +180,8 @@ def weight_name(name: str) -> str | None:
 
 def _refuse_what_does_not_fit(file: GgufFile, config: LlamaConfig) -> None:
     """Refuses a tensor that the model of this config lacks, has in another shape, or has and the file has not."""
-    try:
-        with torch.device("meta"):
-            shapes = {name: tuple(value.shape) for name, value in LlamaForCausalLM(config).state_dict().items()}
-    except (ValueError, ZeroDivisionError, RuntimeError) as error:
-        raise file.refused("the sizes of a Llama", str(error).split("\n")[0]) from None
+    with _possible_sizes(file), torch.device("meta"):
+        shapes = {name: tuple(value.shape) for name, value in LlamaForCausalLM(config).state_dict().items()}
     if config.tie_word_embeddings:
         shapes.pop("lm_head.weight", None)
     for name in file.tensors:
@@ -188,6 +194,15 @@ def _refuse_what_does_not_fit(file: GgufFile, config: LlamaConfig) -> None:
             raise file.refused("tensors of the sizes that its metadata says", f"{quoted(name)} of shape {file.shape(name)}")
     if shapes:
         raise file.refused("every tensor of a plain Llama", f"no {quoted(next(iter(shapes)))} (as transformers names it)")
+
+
+@contextmanager
+def _possible_sizes(file: GgufFile) -> Iterator[None]:
+    """What transformers raises for sizes that no Llama can have."""
+    try:
+        yield
+    except (StrictDataclassError, ValueError, TypeError, OverflowError, ZeroDivisionError, AssertionError, RuntimeError) as error:
+        raise file.refused("the sizes of a Llama", str(error).strip().split("\n")[-1].strip()) from None
 
 
 def _llama3_rope(file: GgufFile, config: LlamaConfig, base: float) -> dict[str, Any]:
