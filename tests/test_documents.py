@@ -139,6 +139,53 @@ def test_an_answer_of_several_tokens_follows_as_a_whole(summaries):
     assert mean(found, "own") < -5
 
 
+def test_two_heads_of_layer_2_bring_the_answer_and_no_head_of_layer_3_does(summaries):
+    found = summaries["head_patching"]
+    layer_2 = [mean(found, "recovered", layer=2, head=[head]) for head in range(4)]
+    assert min(layer_2[:2]) >= 0.2
+    assert max(layer_2[2:]) <= 0.1
+    assert max(mean(found, "recovered", layer=3, head=[head]) for head in range(4)) <= 0.1
+
+
+def test_no_quarter_of_the_neurons_carries_what_all_of_them_do(summaries):
+    found = summaries["neuron_patching"]
+    quarters = [mean(found, "recovered", units=list(range(start, start + 44))) for start in range(0, 176, 44)]
+    whole = mean(found, "recovered", units=list(range(176)))
+    assert max(quarters) <= 0.2
+    assert whole >= 0.3
+    assert whole > sum(quarters)
+
+
+def test_the_last_token_needs_its_edges_to_the_name_in_the_late_layers_alone(summaries):
+    found = summaries["attention_knockout"]
+    assert mean(found, "to_the_name/keeps", layers=[0, 1]) >= 0.95
+    assert mean(found, "to_the_name/keeps", layers=[2, 3]) <= 0.25
+    for layers in ([0, 1], [2, 3]):
+        assert mean(found, "to_the_start/keeps", layers=layers) >= 0.95
+
+
+def test_where_attention_looks_does_not_matter_when_both_look_at_the_name(summaries):
+    found = summaries["pattern_patching"]
+    assert abs(mean(found, "recovered")) <= 0.1
+    assert mean(found, "on_the_name") >= 0.5
+
+
+def test_values_carry_the_name_and_queries_and_keys_do_not(summaries):
+    found = summaries["query_key_value"]
+    assert mean(found, "values/recovered") >= 0.7
+    assert abs(mean(found, "queries/recovered")) <= 0.1
+    assert abs(mean(found, "keys/recovered")) <= 0.15
+
+
+def test_attention_of_layer_2_nearly_says_the_answer_and_its_mlp_does(summaries):
+    found = summaries["norms_and_mid_stream"]
+    assert 0 < mean(found, "mid_rank", layer=2) < 5 < mean(found, "mid_rank", layer=1)
+    assert mean(found, "out_rank", layer=2) == 0
+    lengths = [mean(found, "mid_norm", layer=layer) for layer in range(4)]
+    assert lengths == sorted(lengths)
+    assert max(mean(found, "normed_norm", layer=layer) for layer in range(4)) < lengths[-1]
+
+
 def test_both_engines_give_the_same_summary(summaries, tmp_path):
     experiment = load(EXAMPLES["steering"], options=Options(engine="hooks", check="off"))
     assert isinstance(experiment, Experiment)

@@ -65,6 +65,10 @@ def tables(models: Path) -> dict[str, list[Row]]:
     def n_pieces(text: str) -> int:
         return piece_count(llama_tokenizer, text.strip())
 
+    def has_one_shape(row: Row) -> bool:
+        prompts = (row["input"], row["counterfactual_inputs"][0])
+        return len({len(llama_tokenizer(prompt)["input_ids"]) for prompt in prompts}) == 1
+
     def is_steerable(row: Row) -> bool:
         other = row["counterfactual_inputs_variables"][0]["entity"]
         return (row["entity"], other) == ("Tuesday", "Saturday") and of_llama(row)
@@ -81,6 +85,7 @@ def tables(models: Path) -> dict[str, list[Row]]:
     pairs = successor.make_pairs(n=N_PAIRS, seed=SEED, keep=of_llama)
     return {
         "successor/pieces.json": successor.make_pairs(n=32, seed=SEED, keep=lambda row: n_pieces(row["entity"]) > 1 and of_llama(row)),
+        "successor/same_shape.json": successor.make_pairs(n=32, seed=SEED, keep=lambda row: of_llama(row) and has_one_shape(row)),
         "successor/choices.json": with_choices([row for row in pairs if n_pieces(row["entity"]) > 1]),
         "successor/steering.json": successor.make_pairs(n=32, seed=SEED, families=("day",), keep=is_steerable),
         "successor/long_answers.json": successor.make_pairs(n=32, seed=SEED, keep=has_long_answers),
