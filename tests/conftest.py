@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -206,6 +207,12 @@ def carry_out(engines, tmp_path_factory):
     return run
 
 
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
 @pytest.fixture
 def command(capsys):
     """Returns a function that runs a command in this process: exit code, stdout, stderr."""
@@ -220,6 +227,6 @@ def command(capsys):
         except SystemExit as leaving:
             code = leaving.code or 0
         out, err = capsys.readouterr()
-        return code, out, err
+        return Said(code, out, err)
 
     return run

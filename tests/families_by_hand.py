@@ -75,7 +75,12 @@ _SANDWICH = _LLAMA | {
     "mlp_input_norm": (_L + "pre_feedforward_layernorm", "out"),
     "mlp_output": (_L + "post_feedforward_layernorm", "out"),
 }
-_MOE = _LLAMA | {"mlp_output": (_L + "mlp", "out"), "router": (_L + "mlp.gate", "router"), "mlp_activation": None, "mlp_neuron_output": None}
+_MOE = _LLAMA | {
+    "mlp_output": (_L + "mlp", "out"),
+    "router": (_L + "mlp.gate", "router"),
+    "mlp_activation": None,
+    "mlp_neuron_output": None,
+}
 _OLMO2 = _SANDWICH | {"block_mid": (_L + "mlp", "in"), "attention_input_norm": None, "mlp_input_norm": None}
 _PHI = _LLAMA | {
     "attention_premix": (_L + "self_attn.dense", "in"),
@@ -148,7 +153,7 @@ PLACES = {
     "qwen3_moe": _MOE,
 }
 """Where hooks go, by hand: the projections themselves, where the address book has modules around them; None where there is no such place."""
-LAYERS = {name: (0, 1) for name in CONFIGS} | {"qwen2_moe-dense": (0,)}
+LAYERS = dict.fromkeys(CONFIGS, (0, 1)) | {"qwen2_moe-dense": (0,)}
 """The layers that are looked at: of the model with a dense layer, that one."""
 
 WHOLE = ("input_ids", "embeddings", "ln_final", "lm_head", "logits")
@@ -181,7 +186,7 @@ class Plain:
         model: a transformers model, its attention `eager`.
         name: of the variant.
         edits: what becomes of a place: a function of a copy of its (token, feature).
-        heads: by layer, the attention's `scaling` as it was called.
+        found: what stood there after that.
     """
 
     model: torch.nn.Module
@@ -190,7 +195,7 @@ class Plain:
     found: dict = field(default_factory=dict)
 
     def touch(self, key, tensor):
-        if key in self.edits:
+        if key in self.edits and key[0] != "block_mid":  # edited at what attention adds, and only read where the next module reads it
             tensor = self.edits[key](tensor.clone())
         self.found[key] = tensor.clone()
         return tensor
@@ -250,7 +255,6 @@ class Plain:
                 return output
             return (new, *output[1:]) if isinstance(output, tuple) else new
 
-        # a stream that is edited at what attention adds is not edited a second time where it is read
         return hook
 
     def router(self, gate, layer):

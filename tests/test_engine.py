@@ -14,7 +14,11 @@ from causalab_mini.model.components import COMPONENTS
 
 pytestmark = pytest.mark.tiny
 
-AVAILABLE = [component for component in COMPONENTS.values() if component.name in ("embeddings","block_input","attention_output","mlp_output","block_output","ln_final","lm_head","logits")]
+AVAILABLE = [
+    component
+    for component in COMPONENTS.values()
+    if component.name in ("embeddings", "block_input", "attention_output", "mlp_output", "block_output", "ln_final", "lm_head", "logits")
+]
 NAMES = [component.name for component in AVAILABLE]
 N_LAYERS = {"successor-llama": 4, "successor-gpt2": 4, **dict.fromkeys(RANDOM, 3)}
 KINDS = ("nnterp", "hooks")

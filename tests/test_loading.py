@@ -238,11 +238,16 @@ def test_what_is_no_gguf_file_is_refused(tmp_path):
     assert "expected a GGUF file that exists, got " in refusal(tmp_path / "absent.gguf")
 
 
-def test_weights_that_are_not_finite_are_refused(write, llama):
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_weights_that_are_not_finite_are_refused(write, llama, kind):
+    import numpy as np
+
     model = llama()
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[3, 4] = float("nan")
-    assert "expected a GGUF file with finite weights, got NaN or infinity in `blk.1.ffn_up.weight`" in refusal(write(model))
+    with np.errstate(all="ignore"):
+        path = write(model, kind)
+    assert "expected a GGUF file with finite weights, got NaN or infinity in `blk.1.ffn_up.weight`" in refusal(path)
 
 
 def test_without_the_package_the_way_to_install_it_is_named(write, monkeypatch):

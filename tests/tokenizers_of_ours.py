@@ -22,7 +22,6 @@ def sentencepiece(template=TEMPLATE):
     """Metaspace pieces, bytes for characters that are in no piece, and a BOS: as Llama 2."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.pre_tokenizer = None
     trainer = trainers.BpeTrainer(
         vocab_size=520,
         special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))],

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from causalab_mini.data.fields import FIELD_PATTERN
 from causalab_mini.model.components import COMPONENTS
+from causalab_mini.plan.check import METRIC_SUFFIXES, TENSOR_SUFFIXES
 from causalab_mini.plan.docstrings import field_docstrings, models
-from causalab_mini.plan.spec import MECHANISM_RULES, Spec
+from causalab_mini.plan.spec import MECHANISM_RULES, METRIC_MODELS, Spec
 from causalab_mini.plan.strict import NAME_PATTERN
 from causalab_mini.plan.sweep import FORBIDDEN
 
@@ -33,6 +35,7 @@ def schema() -> dict[str, Any]:
     made: dict[str, Any] = _tidied(plain, "")
     definitions = made["$defs"]
     _refine(definitions)
+    _refine_rest(made, definitions)
     for definition in [made, *definitions.values()]:
         for name, value in definition.get("properties", {}).items():
             if definition is made and name in FORBIDDEN:
@@ -119,6 +122,47 @@ def _refine(definitions: dict[str, Any]) -> None:
     ]
 
 
+def _refine_rest(made: dict[str, Any], definitions: dict[str, Any]) -> None:
+    """Encodes the forms of texts, and what the presence of one key says of another."""
+    made["properties"]["roles"]["required"] = ["base"]
+    field = f"^(?:{FIELD_PATTERN.pattern})$"
+    definitions["Role"]["properties"]["field"]["pattern"] = field
+    definitions["Output"]["properties"]["by"]["pattern"] = field
+    for model in METRIC_MODELS.values():
+        for column in model.columns:
+            definitions[model.__name__]["properties"][column]["pattern"] = field
+    for column in definitions["ClassMatch"]["properties"]["classes"]["oneOf"]:
+        if column.get("type") == "string":
+            column["pattern"] = field
+    for name in ("layers", "heads", "units"):
+        for option in definitions["Site"]["properties"][name].get("anyOf", [definitions["Site"]["properties"][name]]):
+            if option.get("type") == "array":
+                option |= {"minItems": 1, "uniqueItems": True}
+        for option in definitions["Site"]["properties"][name].get("oneOf", []):
+            if option.get("type") == "array":
+                option |= {"minItems": 1, "uniqueItems": True}
+    with_heads = [name for name, component in COMPONENTS.items() if component.heads]
+    with_keys = [name for name, component in COMPONENTS.items() if component.has_keys]
+    definitions["Site"]["allOf"] = [
+        {"if": {"required": ["heads"]}, "then": {"properties": {"component": {"enum": with_heads}}}},
+        {"if": {"required": ["units"]}, "then": {"properties": {"component": {"not": {"enum": with_keys}}}}},
+    ]
+    read = definitions["Read"]
+    read["if"] = {"properties": {"model": {"const": "original"}}}
+    read["then"] = {"required": ["input"]}
+    model = definitions["ModelSpec"]
+    model["if"] = {"properties": {"key": {"pattern": "^bundled:"}}}
+    model["then"] = {"properties": {"revision": False, "key": {"pattern": "^bundled:."}}}
+    definitions["ModelDef"]["properties"]["writes"]["uniqueItems"] = True
+    definitions["Intervention"]["properties"]["models"]["propertyNames"]["not"] = {"const": "original"}
+    definitions["Anchor"]["properties"]["column"]["pattern"] = field
+    definitions["Anchor"]["if"] = {"required": ["occurrence"], "properties": {"occurrence": {"not": {"const": "only"}}}}
+    definitions["Anchor"]["then"] = {"anyOf": [{"required": [key]} for key in TEXTS]}
+    suffixes = "|".join(suffix[1:] for suffix in (*METRIC_SUFFIXES, *TENSOR_SUFFIXES))
+    plain = r"[^\\\\/:*?\"<>|]"
+    definitions["Save"]["properties"]["file_path"]["pattern"] = rf"^(?!\.\.?/){plain}+(?:/(?!\.\.?/){plain}+)*\.(?:{suffixes})$"
+
+
 def _mechanism(name: str) -> dict[str, Any]:
     rule = MECHANISM_RULES[name]
     then: dict[str, Any] = {"required": ["operand"]} if rule.has_operand else {"properties": {"operand": False}}
@@ -145,8 +189,9 @@ def _sweepable(value: Any, name: str) -> dict[str, Any]:
             if isinstance(value.get(key), dict):
                 value[key] = _sweepable(value[key], name)
     description = {"description": value["description"]} if isinstance(value, dict) and "description" in value else {}
-    swept: list[dict[str, Any]] = [{"type": "array", "items": value, "minItems": 1}]
-    bounds = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3}
+    swept: list[dict[str, Any]] = [{"type": "array", "items": value, "minItems": 1, "uniqueItems": True}]
+    integer = {"type": "integer"}
+    bounds = {"type": "array", "prefixItems": [integer, integer, {**integer, "not": {"const": 0}}], "minItems": 2, "maxItems": 3}
     swept.append({"type": "object", "properties": {"range": bounds}, "required": ["range"], "additionalProperties": False})
     if name in ("layers", "heads"):
         swept.append({"const": "all"})

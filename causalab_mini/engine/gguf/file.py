@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,7 +90,9 @@ class GgufFile:
             found = read.view(torch.bfloat16) if kind == "BF16" else read
         else:
             try:
-                found = torch.from_numpy(self._gguf.quants.dequantize(record.data, record.tensor_type).copy())
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", RuntimeWarning)  # numbers that are not finite are refused below
+                    found = torch.from_numpy(self._gguf.quants.dequantize(record.data, record.tensor_type).copy())
             except NotImplementedError:
                 hint = "convert it with another quantisation, such as Q8_0"
                 raise self.refused("weights in a type that the `gguf` package reads", f"{quoted(kind)} ({quoted(name)})", hint) from None

@@ -1,0 +1,70 @@
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from causalab_mini.plan.schema import schema
+from causalab_mini.plan.vocabulary import vocabulary
+from causalab_mini.shipped import example_documents
+from tests.test_errors import BASE, apply
+
+pytestmark = pytest.mark.plain
+
+CASES = Path(__file__).resolve().parent / "cases"
+BEYOND = json.loads((CASES / "beyond_schema.json").read_text(encoding="utf-8"))
+"""Cases that compare two places of a document, or tell 1.0 from 1: no schema can refuse them."""
+ALL = [(path.name, case) for path in sorted((CASES / "errors").glob("*.json")) for case in json.loads(path.read_text(encoding="utf-8"))]
+
+
+@pytest.fixture(scope="module")
+def validator():
+    made = schema()
+    jsonschema.Draft202012Validator.check_schema(made)
+    return jsonschema.Draft202012Validator(made)
+
+
+@pytest.mark.parametrize("name", list(example_documents()))
+def test_the_schema_accepts_every_example(validator, name):
+    document = json.loads(example_documents()[name].read_text(encoding="utf-8"))
+    assert [error.message for error in validator.iter_errors(document)] == []
+    assert validator.is_valid({"$schema": "causalab.json", **document})
+
+
+@pytest.mark.parametrize(("file", "case"), ALL, ids=[f"{file}: {case['why']}" for file, case in ALL])
+def test_the_schema_refuses_what_a_schema_can(validator, file, case):
+    document = apply(BASE, case)
+    assert validator.is_valid(document) == (case["why"] in BEYOND.get(file, []))
+
+
+def test_what_is_beyond_a_schema_is_the_smaller_part():
+    assert sum(map(len, BEYOND.values())) < len(ALL) / 2
+
+
+@pytest.mark.parametrize(
+    ("value", "is_valid"),
+    [
+        ({"sweep": [0, 1]}, True),
+        ({"sweep": {"range": [0, 2]}, "as": "layer"}, True),
+        ({"sweep": "all"}, True),
+        ({"sweep": ["block_output"]}, False),
+        ({"sweep": []}, False),
+        ({"sweep": [0], "to": "layer"}, False),
+    ],
+)
+def test_a_sweep_stands_in_place_of_a_value_of_its_type(validator, value, is_valid):
+    assert validator.is_valid(apply(BASE, {"patch": {"sites/stream/layers": value}})) == is_valid
+
+
+def test_every_key_is_described():
+    made = schema()
+    for name, definition in {"document": made, **made["$defs"]}.items():
+        plain = definition["anyOf"][1] if name == "Position" else definition
+        for key, value in plain["properties"].items():
+            assert value.get("description") or key == "kind", f"{name}.{key}"
+
+
+def test_the_vocabulary_gives_every_word_a_meaning():
+    for section, words in vocabulary().items():
+        assert words, section
+        assert all(words.values()), section
