@@ -3,11 +3,11 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from test_errors import BASE, apply
 
 from causalab_mini.plan.schema import schema
 from causalab_mini.plan.vocabulary import vocabulary
 from causalab_mini.shipped import example_documents
-from tests.test_errors import BASE, apply
 
 pytestmark = pytest.mark.plain
 
