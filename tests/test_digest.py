@@ -166,3 +166,13 @@ def test_a_loaded_document_is_immutable():
 def test_scale_is_the_only_param_with_a_default():
     assert {name for name, rule in MECHANISM_RULES.items() if "scale" in rule.optional} == {"add_scaled", "gaussian"}
     assert {name for rule in MECHANISM_RULES.values() for name in rule.optional} == {"scale"}
+
+
+def test_writes_and_models_that_no_read_needs_do_not_count():
+    extra = json.loads(json.dumps(BASE))
+    patching = extra["interventions"]["patching"]
+    patching["writes"]["spare"] = {"site": "stream", "pos": 0, "mechanism": "swap", "operand": 0}
+    patching["models"]["idle"] = {"input": "base", "writes": ["spare"]}
+    assert load_raw(extra).digest == load_raw(BASE).digest
+    patching["models"]["patched"]["writes"] = ["patch", "spare"]
+    assert load_raw(extra).digest != load_raw(BASE).digest

@@ -19,6 +19,7 @@ from causalab_mini.plan.check import forward_of, forwards_of
 from causalab_mini.plan.digest import digest_of_points, entries_of
 from causalab_mini.plan.load import Document, load_raw
 from causalab_mini.plan.position import Position
+from causalab_mini.plan.problems import path_text
 from causalab_mini.plan.rows import Rows
 from causalab_mini.plan.spec.metrics import AnswerLogprob, ClassMatch, LogitDiff, MetricBase, Recovered, TokenMetric
 
@@ -74,7 +75,11 @@ def _count_all(path: tuple[str | int, ...], raw: Any, facts: ModelFacts) -> int:
         return facts.n_layers
     for part in path[:-1]:
         raw = raw[part]
-    return (facts.n_heads_of(raw["component"]) if raw.get("component") in COMPONENTS else None) or 1
+    component = raw.get("component")
+    if isinstance(component, dict):
+        expected = "one component beside `heads` that are swept over all (they are counted once)"
+        raise PlanError(Problem(path_text(path), expected, "a sweep of components", code="sweep"))
+    return (facts.n_heads_of(component) if component in COMPONENTS else None) or 1
 
 
 class _Builder:
@@ -253,7 +258,7 @@ class _InterventionBuilder:
         self.prompts = prompts
         self.name = name
         self.hidden: dict[tuple[str, str], list[nodes.Read]] = {}
-        self.before: dict[str, tuple[str, ...]] = {}
+        self.before: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {}
 
     def build(self) -> nodes.Intervention:
         owner = self.owner
@@ -264,6 +269,8 @@ class _InterventionBuilder:
             for name in definition.writes if definition is not None else ():
                 with owner.noting():
                     writes.setdefault((model, role), []).append(self.write(name, model, role))
+        for key, (model, earlier) in self.before.items():
+            writes[key] = [write for write in writes.get((model, key[1]), []) if write.name in earlier]
         reads: dict[tuple[str, str], list[nodes.Read]] = {}
         for name, read in self.intervention.reads.items():
             forward = forward_of(read, self.intervention)
@@ -366,12 +373,13 @@ class _InterventionBuilder:
         self.hidden.setdefault((source, role), []).append(
             nodes.Read(read, site, write.pos, anchors, is_hidden=True, keys=write.keys, key_anchors=self.key_anchors(write, role, name))
         )
+        operands = [self.intervention.writes[entry].operand for entry in earlier]
+        own = [entry for entry in operands if isinstance(entry, str) and self.intervention.reads[entry].model == model]
+        if own:
+            expected = "`permute` after writes whose operands come from other models"
+            raise PlanError(Problem(f"{self.path}.writes.{name}", expected, f"{listed(own)}, read in {quoted(model)} itself", code="order"))
         if earlier:
-            raise PlanError(
-                Problem(
-                    f"{self.path}.writes.{name}", "`permute` as the first write of its model", f"{listed(earlier)} before it", code="order"
-                )
-            )
+            self.before[source, role] = (model, earlier)
         return nodes.FromRead(read, write.params.seed)
 
     def refuse_late_operands(self, forwards: Sequence[nodes.Forward]) -> None:

@@ -68,7 +68,10 @@ def _plain(value: Any) -> Any:
             name: read.model_copy(update={"input": None}) if read.input == own.get(read.model, "") else read
             for name, read in value.reads.items()
         }
-        return {**_spelled(value), "reads": _plain(reads)}
+        models = {name: model for name, model in value.models.items() if any(read.model == name for read in value.reads.values())}
+        writes = {name: write for name, write in value.writes.items() if any(name in model.writes for model in models.values())}
+        spelled = {key: inner for key, inner in _spelled(value).items() if key not in ("models", "writes")}
+        return spelled | {"reads": _plain(reads)} | {key: _plain(part) for key, part in (("models", models), ("writes", writes)) if part}
     if isinstance(value, Strict):
         return _spelled(value)
     if isinstance(value, dict):
