@@ -9,7 +9,19 @@ import pytest
 import torch
 from authoring import LOGITS, document, observe, site, write_document, write_table
 from conftest import random_config, save_random, small_tokenizer
-from gguf_files import CONTROL, NORMAL, as_stored, byte_characters, merges_of, plain_bpe, strange_texts, weights_of, write_gguf
+from gguf_files import (
+    CONTROL,
+    EXPRESSIONS,
+    NORMAL,
+    as_stored,
+    byte_characters,
+    cut,
+    merges_of,
+    plain_bpe,
+    strange_texts,
+    weights_of,
+    write_gguf,
+)
 
 from causalab_mini.engine import gguf as converter
 from causalab_mini.engine.engines.hooks import HooksEngine
@@ -100,8 +112,10 @@ def refusal(path):
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1", "Q4_0", "Q5_1"])
 def test_a_folder_made_of_a_gguf_file_holds_its_tensors_to_the_bit(write, llama, kind):
-    found = saved_weights(write(kind=kind))
+    path = write(kind=kind)
+    found = saved_weights(path)
     expected = {name: as_stored(weight, kind) for name, weight in weights_of(llama()).items()}
+    assert opened(path).config.dtype == expected["model.embed_tokens.weight"].dtype
     assert found.keys() == expected.keys()
     for name, weight in expected.items():
         assert found[name].dtype == weight.dtype, name
@@ -380,6 +394,17 @@ def test_a_tokenizer_of_a_gguf_file_gives_the_ids_of_plain_bpe(llama, tmp_path, 
         assert found == plain_bpe(text, ids, merges_of(plain), pre, special), text
         assert tokenizer.decode(found) == text
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "<user> hi\n"
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe"])
+def test_text_is_cut_where_llama_cpp_cuts_it(pre):
+    from causalab_mini.engine.gguf.tokenizer import CUTS
+
+    assert set(CUTS) == set(EXPRESSIONS)
+    characters = byte_characters()
+    for text in strange_texts(random.Random(9), 1500):
+        words = ["".join(characters[byte] for byte in word.encode()) for word in cut(text, EXPRESSIONS[pre])]
+        assert [word for word, _ in CUTS[pre].pre_tokenizer.pre_tokenize_str(text)] == words, text
 
 
 def test_words_that_are_pieces_are_taken_whole_where_the_rule_says_so(llama, tmp_path):
