@@ -36,6 +36,14 @@ SWEEPS = {
         {POSITION: {"sweep": [-1, 0], "as": "where"}, WRITE: {"sweep": [-1, 0], "as": "where"}},
         ["where=-1", "where=0"],
     ),
+    "linked axes of which the second tells the points apart": (
+        {LAYERS: {"sweep": [0, 0], "as": "where"}, POSITION: {"sweep": [-1, 0], "as": "where"}},
+        ["where=-1", "where=0"],
+    ),
+    "linked axes that tell the points apart together": (
+        {LAYERS: {"sweep": [0, 0, 1, 1], "as": "where"}, POSITION: {"sweep": [-1, 0, -1, 0], "as": "where"}},
+        ["where=[0%2C-1]", "where=[0%2C0]", "where=[1%2C-1]", "where=[1%2C0]"],
+    ),
     "a second axis of one name": (
         {POSITION: {"sweep": [-1, 0]}, WRITE: {"sweep": [-2]}, "interventions/clean/reads/logits/pos": {"sweep": [-1]}},
         ["pos=-1,pos.2=-1,pos.3=-2", "pos=-1,pos.2=0,pos.3=-2"],

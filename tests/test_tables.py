@@ -227,6 +227,21 @@ def test_recovered_is_the_share_of_the_way_from_corrupt_to_clean(carry_out, trut
         assert (row["value"], row["eligible"], row["reason"]) == (None, True, "zero_denominator")
 
 
+def test_recovered_is_not_scored_where_a_read_of_its_metric_misses(carry_out, rows):
+    holed = [row | ({"entity": "Neptune"} if index == 1 else {}) for index, row in enumerate(rows)]
+    metrics = {
+        "divergence": {"kind": "kl", "of": "clean", "against": "inside"},
+        "recovered": {"kind": "recovered", "of": "other", "metric": "divergence", "clean": "clean", "corrupt": "other"},
+    }
+    reads = {
+        "clean": CLEAN,
+        "other": {**CLEAN, "input": "counterfactual"},
+        "inside": {"site": LOGITS, "pos": LAST_OF_ENTITY, "input": "base"},
+    }
+    line = table(carry_out(one_step({"reads": reads, "metrics": metrics}), holed), "recovered")[1]
+    assert (line["value"], line["eligible"], line["reason"]) == (None, False, "alignment_missing")
+
+
 # rows that can't be scored
 
 
@@ -273,6 +288,56 @@ def test_an_operand_that_misses_a_row_leaves_it_unwritten_and_unscored(carry_out
         source = truth.source(rows[index], tokens=truth.entity(rows[index], "counterfactual")[-1:])
         near_logits(z[index], truth.patched(rows[index], lambda value, source=source: source))
     assert {check.status for check in run.step("s").results["checks"]} == {"passed"}
+
+
+def kept_then_written(output, **more):
+    """Returns a document in which a step keeps what stands at the entity, and the next writes that at the last token."""
+    keep = {
+        "reads": {"h": {**STREAM, "pos": LAST_OF_ENTITY, "input": "base"}},
+        "metrics": {"m": {"kind": "value", "of": "h", "how": "norm"}},
+    }
+    patch = patching(
+        {**STREAM, "mechanism": "swap", "operand": {"ref": "kept"}},
+        metrics={"logit": {"kind": "token_logit", "of": "prediction", "token": "base_answer"}},
+    )
+    steps = {"first": observe("keep", both=False), "keep": observe("keep", both=False, outputs={"kept": output}, **more)}
+    return document({"keep": keep, "patch": patch}, steps | {"s": observe("patch", both=False)})
+
+
+OF_SOME_ROWS = {"a row each": {"read": "h"}, "groups": {"read": "h", "reduce": "mean_by", "by": "entity"}}
+
+
+@pytest.mark.parametrize("output", OF_SOME_ROWS.values(), ids=OF_SOME_ROWS)
+def test_an_output_without_a_value_for_a_row_leaves_it_unwritten_and_unscored(carry_out, truth, rows, output):
+    holed = [row | ({"entity": "Neptune"} if index == 1 else {}) for index, row in enumerate(rows)]
+    run = carry_out(kept_then_written(output), holed, check="sample")
+    lines = table(run, "logit")
+    assert (lines[1]["value"], lines[1]["eligible"], lines[1]["reason"]) == (None, False, "alignment_missing")
+    for index in (0, 2, 3, 4):
+        own = truth.read(rows[index]["input"], "block_output", 1, truth.entity(rows[index])[-1:])
+        z = truth.patched(rows[index], lambda value, own=own: own)
+        near(lines[index]["value"], z[truth.token(rows[index]["base_answer"])])
+    assert {check.status for check in run.step("s").results["checks"]} == {"passed"}
+
+
+@pytest.mark.parametrize("output", OF_SOME_ROWS.values(), ids=OF_SOME_ROWS)
+def test_an_output_of_rows_that_a_where_chose_is_not_written_on_others(carry_out, rows, output):
+    from causalab_mini.errors import RunError
+
+    norms = values(carry_out(kept_then_written(output), rows), "m", "first")
+    where = {"step": "first", "metric": "m", "max": sorted(norms)[2]}
+    with pytest.raises(RunError, match=r"steps.s: expected a value of `kept` on every row that runs, got none on rows"):
+        carry_out(kept_then_written(output, where=where), rows)
+
+
+@pytest.mark.parametrize("reduce", ["mean", "std"])
+def test_nothing_is_reduced_of_no_tokens(carry_out, rows, reduce):
+    from causalab_mini.errors import PlanError
+
+    nowhere = {"reads": {"h": {**STREAM, "pos": LAST_OF_ENTITY, "input": "base"}}}
+    raw = one_step(nowhere, both=False, outputs={"o": {"read": "h", "reduce": reduce}})
+    with pytest.raises(PlanError, match="steps.s.outputs.o: expected at least one token to reduce, got none on 5 rows"):
+        carry_out(raw, [row | {"entity": "Neptune"} for row in rows])
 
 
 def test_an_empty_cell_makes_its_row_ineligible(carry_out, rows):

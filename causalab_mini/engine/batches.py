@@ -284,7 +284,7 @@ class PassOnBatch:
     def output_operand(self, write: nodes.Write, operand: nodes.FromOutput) -> tuple[Callable[[State, int], Tensor], Landing]:
         """Returns the operand of a write that is an output: one vector, a window for every row, or a value a row."""
         made = self.outputs[operand.output]
-        value, rows = made.value, self.batch.rows
+        value, rows = made.value, [row for row in self.batch.rows if row not in self.one.missing]
         entries = dict.fromkeys(rows, 0) if made.kind == "window" else {row: row for row in rows}
         if operand.groups is not None:
             entries = {row: made.groups.index(operand.groups[row]) for row in rows}

@@ -72,6 +72,7 @@ def _run_point(
         metrics: dict[str, list[dict[str, Any]]] = {}
         _refuse_writes_without_place(step_schedule, rows)
         _refuse_one_row(step, rows)
+        _refuse_outputs_without_value(step_schedule, rows, outputs)
         for intervention in step.interventions:
             found = observe(engine, step_schedule, intervention, request.prompts, outputs, rows, batch_size, on_pass)
             observed[intervention.name] = found
@@ -137,6 +138,23 @@ def _refuse_one_row(step: nodes.Observe, rows: Sequence[int]) -> None:
     if len(rows) < 2 and any(write.mechanism == "permute" for write in writes):
         expected = "at least two rows (`permute` takes another row's value)"
         raise RunError(Problem(f"steps.{step.name}.where", expected, f"{len(rows)}", code="rows"))
+
+
+def _refuse_outputs_without_value(schedule: StepSchedule, rows: Sequence[int], outputs: Mapping[str, Made]) -> None:
+    """Refuses operands that the `where` of an earlier step left without a value on rows that run here."""
+    for one in (one for passes in schedule.passes.values() for one in passes):
+        for operand in (write.operand for write in one.forward.writes if isinstance(write.operand, nodes.FromOutput)):
+            made, groups = outputs[operand.output], operand.groups
+            missing = [
+                row
+                for row in rows
+                if row not in one.missing
+                and ((made.kind == "rows" and not made.value.lengths[row]) or (groups is not None and groups[row] not in made.groups))
+            ]
+            if missing:
+                expected, got = f"a value of {quoted(operand.output)} on every row that runs", f"none on rows {missing[:20]}"
+                hint = "the step that made it ran fewer rows: the same `where` here runs those"
+                raise RunError(Problem(f"steps.{schedule.step.name}", expected, got, hint, "no_value"))
 
 
 def _checks(

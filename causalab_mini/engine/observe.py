@@ -150,6 +150,10 @@ def make_outputs(step: nodes.Observe, observed: Mapping[str, Observed], earlier:
 
 
 def _reduce(output: nodes.Output, value: Value, rows: Sequence[int], n_rows: int, read: nodes.Read, pattern: Pattern | None) -> Made:
+    if output.reduce != "none" and not value.data.shape[1]:
+        raise RunError(
+            Problem(f"outputs.{output.name}", "at least one token to reduce", "none on the rows that ran", code="no_eligible_row")
+        )
     is_rectangle, is_stacked = read.pos.width is not None and read.pos.scope is None, read.site.is_stacked
     match output.reduce:
         case "mean" | "std":

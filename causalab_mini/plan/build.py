@@ -416,6 +416,7 @@ class _InterventionBuilder:
         tokens: dict[str, tuple[Any, ...]] = {}
         if isinstance(metric, Recovered):
             inner = self.metric(metric.metric, self.intervention.metrics[metric.metric], forwards)
+            reads |= {key: read for key, read in inner.reads.items() if key not in reads}
             return nodes.Metric(name, "recovered", metric.unit, reads, inner.tokens, options, inner)
         if isinstance(metric, AnswerLogprob):
             tokens["target"] = self.rows.tokens(base, metric.target, metric.token_form, f"{path}.target", is_answer=True)

@@ -46,8 +46,11 @@ class Axis:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The values of the first wrapper, which name the points."""
-        return self.wrappers[0].values
+        """What names the points: the values of the first wrapper that tells them apart, else those of all wrappers together."""
+        for wrapper in self.wrappers:
+            if len({show_value(value) for value in wrapper.values}) == len(wrapper.values):
+                return wrapper.values
+        return tuple(list(together) for together in zip(*(wrapper.values for wrapper in self.wrappers), strict=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,8 @@ def find_axes(raw: Any, count_all: CountAll | None = None) -> tuple[tuple[Axis, 
             problems.append(
                 Problem(path_text(axis.wrappers[0].path), f"as many values in every sweep of {quoted(axis.name)}", got, code="sweep")
             )
+        else:
+            problems += _repeated(axis)
     n_points = math.prod(len(axis.values) for axis in axes)
     if n_points > MAX_POINTS:
         problems.append(Problem("", f"at most {MAX_POINTS:,} points", f"{n_points:,}", code="sweep"))
@@ -172,11 +177,20 @@ def _values(path: Path, wrapper: Any, raw: Any, count_all: CountAll | None) -> t
         return Problem(f"{where}.sweep", expected, quoted(json.dumps(swept)), code="sweep"), ()
     if not swept:
         return Problem(f"{where}.sweep", "at least one value", "an empty list", code="sweep"), ()
-    spelled = [json.dumps(value, sort_keys=True) for value in swept]
-    if len(set(spelled)) != len(spelled):
-        twice = next(value for value in spelled if spelled.count(value) > 1)
-        return Problem(f"{where}.sweep", "distinct values", f"{quoted(twice)} twice", code="sweep"), ()
     return None, tuple(swept)
+
+
+def _repeated(axis: Axis) -> Iterator[Problem]:
+    """Yields what is wrong where two points of an axis are one, or have one label."""
+    where = f"{path_text(axis.wrappers[0].path)}.sweep"
+    together = list(zip(*(wrapper.values for wrapper in axis.wrappers), strict=True))
+    spelled = [json.dumps(values[0] if len(values) == 1 else values, sort_keys=True) for values in together]
+    labels = [show_value(values[0] if len(values) == 1 else list(values)) for values in together]
+    for names, expected in ((spelled, "distinct values"), (labels, "values that are labelled apart (a list of one is as its element)")):
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            yield Problem(where, expected, f"{quoted(twice)} twice", code="sweep")
+            return
 
 
 def _range(where: str, swept: Any) -> tuple[Problem | None, tuple[int, ...]]:

@@ -79,10 +79,20 @@ class _Shapes:
     Attributes:
         by_output: tokens a row, tokens of a window, or one vector (None).
         keys: keys a row, of outputs whose features are keys.
+        reasons: why a row has no value, of unreduced outputs; empty where it has one.
+        groups: why a group has no value, of outputs of groups.
     """
 
     by_output: dict[str, tuple[int, ...] | int | None] = field(default_factory=dict)
     keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    reasons: dict[str, tuple[Reason, ...]] = field(default_factory=dict)
+    groups: dict[str, dict[str, Reason]] = field(default_factory=dict)
+
+    def missing(self, operand: nodes.FromOutput) -> dict[int, Reason]:
+        """Returns the rows for which an output has no value, with the reason."""
+        by_group = self.groups.get(operand.output, {})
+        reasons = self.reasons.get(operand.output, ()) if operand.groups is None else [by_group.get(group, "") for group in operand.groups]
+        return {row: reason for row, reason in enumerate(reasons) if reason}
 
 
 def build_schedule(request: nodes.Request, point: nodes.PlannedPoint) -> Schedule:
@@ -146,6 +156,8 @@ def _passes(
                 if isinstance(place.operand, nodes.FromRead) and place.operand.derange_seed is None:
                     late = reasons.get(place.operand.read) or [""] * len(found)
                     missing |= {row: reason for row, reason in enumerate(late) if reason}
+                if isinstance(place.operand, nodes.FromOutput):
+                    missing |= shapes.missing(place.operand)
                 problems += _width_problems(path, place, found, {**tokens, **windows}, shapes)
                 if place.name in keys:
                     problems += _key_problems(path, place, found, key_tokens, source_lengths, prompts)
@@ -332,15 +344,21 @@ def _note_outputs(schedule: StepSchedule, shapes: _Shapes) -> Iterable[Problem]:
                     expected = f"as many keys as {quoted(output.minuend)}, row by row"
                     yield Problem(f"{path}.difference[1]", expected, f"another number in {quoted(output.subtrahend)}", code="keys")
             shapes.by_output[output.name] = minuend
+            if output.minuend in shapes.reasons:
+                shapes.reasons[output.name] = shapes.reasons[output.minuend]
             continue
         read = step.intervention(output.intervention).read(output.read)
         widths = tuple(len(window.tokens) for window in schedule.windows(output.intervention, output.read))
         is_rectangle = read.pos.width is not None and read.pos.scope is None
         if (n_keys := schedule.n_keys(output.intervention, output.read)) is not None:
             shapes.keys[output.name] = n_keys
+        if output.reduce != "none" and step.where is None and not sum(widths):
+            yield Problem(path, "at least one token to reduce", f"none on {len(widths)} rows", code="no_eligible_row")
+        reasons = schedule.reasons(output.intervention, output.read)
         match output.reduce:
             case "none":
                 shapes.by_output[output.name] = widths
+                shapes.reasons[output.name] = reasons
             case "pca":
                 shapes.by_output[output.name] = output.k
                 if step.where is None and (output.k or 1) >= sum(widths):
@@ -348,5 +366,8 @@ def _note_outputs(schedule: StepSchedule, shapes: _Shapes) -> Iterable[Problem]:
                     yield Problem(f"{path}.k", expected, quoted(output.k), code="pca")
             case "mean_by":
                 shapes.by_output[output.name] = None
+                groups = list(zip(output.groups or (), widths, reasons, strict=True))
+                there = {group for group, width, _ in groups if width}
+                shapes.groups[output.name] = {group: reason for group, _, reason in groups if group not in there}
             case _:
                 shapes.by_output[output.name] = read.pos.width if is_rectangle else None
