@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Annotated
 
 import typer
 
@@ -18,6 +19,9 @@ def register(app: typer.Typer) -> None:
         data_root: options.DataRoot = None,
         set_: options.Set = None,
         trust_remote_code: options.TrustRemoteCode = False,
+        schedule: Annotated[
+            bool, typer.Option("--schedule", help="Print the passes that are run instead, and what each rewrite saved.")
+        ] = False,
         as_json: options.AsJson = False,
     ) -> None:
         """Print the plan of a document: every forward, read and write, with positions as they were written.
@@ -31,5 +35,12 @@ def register(app: typer.Typer) -> None:
         loaded = load(
             document, data_root=data_root, overrides=options.overrides(set_), options=Options(trust_remote_code=trust_remote_code)
         )
-        request, _, _ = loaded.compile()
+        request, schedules, _ = loaded.compile()
+        if schedule:
+            from causalab_mini.schedule import physical
+            from causalab_mini.schedule.rewrites import rewrite
+
+            found = rewrite(physical.plain_schedule(request, schedules))
+            print(json.dumps(physical.data(found), indent=1) if as_json else physical.text(found))
+            return
         print(json.dumps(explain_data(request), indent=1, ensure_ascii=False) if as_json else explain_text(request))

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from causalab_mini.data.prompts import Prompt
-from causalab_mini.engine.contract import Batch, KeepTask, ReadTask, State, Task, Visit, WriteTask
+from causalab_mini.engine.contract import Batch, KeepTask, ReadTask, Shortcut, State, Task, Visit, WriteTask
 from causalab_mini.model.components import COMPONENTS, forward_rank
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.model.families import Address
 from causalab_mini.ops import mechanisms
 from causalab_mini.ops.windows import Index, Pattern, PatternIndex, Value
 from causalab_mini.plan import plan as nodes
+from causalab_mini.schedule.physical import is_at_head
 from causalab_mini.schedule.schedule import Pass
 
 MAX_BATCH_TOKENS = 8192
@@ -100,6 +101,8 @@ class PassOnBatch:
         outputs: of earlier steps.
         active: rows of the step that run, ascending.
         facts: of the checkpoint.
+        keeps: layers whose leaving stream is kept.
+        is_narrow: whether logits are computed at the positions alone that are read.
     """
 
     def __init__(
@@ -111,6 +114,8 @@ class PassOnBatch:
         outputs: OutputTensors,
         active: Sequence[int],
         facts: ModelFacts,
+        keeps: Sequence[int] = (),
+        is_narrow: bool = False,
     ) -> None:
         self.one = one
         self.batch = batch
@@ -121,6 +126,8 @@ class PassOnBatch:
         self.facts = facts
         self.n_tokens = batch.input_ids.shape[1]
         self.landings: dict[str, Landing] = {}
+        self.keeps = keeps
+        self.head = self.head_columns() if is_narrow else None
 
     def visits(self) -> tuple[Visit, ...]:
         """Returns the stops in forward order."""
@@ -136,11 +143,28 @@ class PassOnBatch:
         for layer in {layer for component, layer in by_place if self.stream(component, layer) is not None}:
             assert layer is not None
             by_place.setdefault(("block_input", layer), ([], []))[1].append(KeepTask(layer))
+        for layer in self.keeps:
+            by_place.setdefault(("block_output", layer), ([], []))[1].append(KeepTask(layer))
         stops: dict[Address, list[Task]] = {}
         for component, layer in sorted(by_place, key=lambda key: forward_rank(*key)):
             writes, reads = by_place[component, layer]
             stops.setdefault(self.address(component, layer), []).extend([*writes, *reads])
         return tuple(Visit(address, tuple(tasks)) for address, tasks in stops.items())
+
+    def head_columns(self) -> list[list[int]]:
+        """Returns, for each row of the batch, the positions whose logits are read; as many on every row."""
+        reads = [read for read in self.one.forward.reads if is_at_head(read)]
+        by_row = [
+            sorted({self.column(row, token) for read in reads for token in self.one.windows[read.name][row].tokens})
+            for row in self.batch.rows
+        ]
+        longest = max(1, *map(len, by_row))
+        return [columns + [self.n_tokens - 1] * (longest - len(columns)) for columns in by_row]
+
+    def shortcut(self, n_skipped: int, stream: Tensor | None, tail: tuple[object, ...] | None, stops: bool) -> Shortcut:
+        """Returns what is left out of this pass on this batch."""
+        columns = None if self.head is None else torch.tensor(self.head, dtype=torch.long)
+        return Shortcut(n_skipped, stream, tail, stops, columns)
 
     def address(self, component: str, layer: int | None) -> Address:
         """Returns where a component is reached; the stream between attention and MLP at what attention adds."""
@@ -191,7 +215,10 @@ class PassOnBatch:
             tokens: batch index, row of the step and content index of each.
         """
         rows = torch.tensor([index for index, _, _ in tokens], dtype=torch.long)
-        columns = torch.tensor([self.column(row, token) for _, row, token in tokens], dtype=torch.long)
+        if self.head is not None and is_at_head(place):
+            columns = torch.tensor([self.head[index].index(self.column(row, token)) for index, row, token in tokens], dtype=torch.long)
+        else:
+            columns = torch.tensor([self.column(row, token) for _, row, token in tokens], dtype=torch.long)
         if not COMPONENTS[place.site.component].has_keys:
             return Index(rows, columns, self.features(place.site))
         heads = place.site.heads if place.site.heads is not None else range(self.facts.n_heads)

@@ -41,6 +41,28 @@ class Batch:
         return {"input_ids": self.input_ids.to(device), "attention_mask": self.attention_mask.to(device), **positions, "use_cache": False}
 
 
+@dataclass(frozen=True, slots=True)
+class Shortcut:
+    """What of a forward is left out, with the same numbers.
+
+    Attributes:
+        n_skipped: layers from the bottom that are not run; `stream` stands for what they give.
+        stream: (row, token, feature), what leaves the last skipped layer, before any write there.
+        tail: what else the skipped blocks return beside the stream, where they return a tuple.
+        stops: whether the forward ends after its last stop.
+        columns: (row, position), the only positions whose logits are computed; None for all.
+    """
+
+    n_skipped: int = 0
+    stream: Tensor | None = None
+    tail: tuple[Any, ...] | None = None
+    stops: bool = False
+    columns: Tensor | None = None
+
+
+PLAIN = Shortcut()
+
+
 @dataclass(slots=True)
 class State:
     """What one batch's forward leaves behind.
@@ -48,12 +70,14 @@ class State:
     Attributes:
         shape: rows and tokens of the batch.
         streams: by layer, what entered the block, kept where a stream between attention and MLP is asked for.
+        tails: by layer, what a block whose stream is kept returns beside it; None where it returns the stream alone.
         reads: values by read name and place in its site's list of layers, (token, feature).
         changes: by write name and layer, (token,) relative change of norm of each written token; the change itself where it was zero.
     """
 
     shape: tuple[int, int]
     streams: dict[int, Tensor] = field(default_factory=dict)
+    tails: dict[int, tuple[Any, ...] | None] = field(default_factory=dict)
     reads: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     changes: dict[tuple[str, int | None], Tensor] = field(default_factory=dict)
 
@@ -94,7 +118,7 @@ class WriteTask:
 
 @dataclass(frozen=True, slots=True)
 class KeepTask:
-    """Keeps the whole activation for a later stop of the same forward: the stream that enters a layer."""
+    """Keeps the whole activation: the stream that enters a layer, for a later stop, or the one that leaves it, for later passes."""
 
     stream: int
 
@@ -127,8 +151,8 @@ class Engine(Protocol):
         """Loads and freezes the weights, once."""
         ...
 
-    def run(self, batch: Batch, visits: tuple[Visit, ...], state: State) -> None:
-        """Runs one forward over a batch, stopping at addresses in forward order."""
+    def run(self, batch: Batch, visits: tuple[Visit, ...], state: State, shortcut: Shortcut = PLAIN) -> None:
+        """Runs one forward over a batch, or what a shortcut leaves of it, stopping at addresses in forward order."""
         ...
 
     def unembed(self, stream: Tensor) -> Tensor:

@@ -12,10 +12,13 @@ from causalab_mini.engine.batches import Made
 from causalab_mini.engine.contract import Engine
 from causalab_mini.engine.observe import Observed, make_outputs, observe, write_key
 from causalab_mini.engine.run import PointResult, Run, StepResult
+from causalab_mini.engine.store import Store
 from causalab_mini.engine.tables import metric_rows, positions
 from causalab_mini.errors import PlanError, Problem, RunError, quoted
 from causalab_mini.evidence.checks import Check, check_rows, check_writes
 from causalab_mini.plan import plan as nodes
+from causalab_mini.schedule.physical import Rewrite, plain_schedule
+from causalab_mini.schedule.rewrites import REWRITES, rewrite
 from causalab_mini.schedule.schedule import Schedule, StepSchedule, build_schedule
 
 CheckLevel = Literal["off", "sample", "full"]
@@ -29,6 +32,7 @@ def execute(
     schedules: Sequence[Schedule] | None = None,
     batch_size: int | None = None,
     check: CheckLevel = "sample",
+    rewrites: tuple[Rewrite, ...] = REWRITES,
     on_point: OnPoint = lambda point: None,
     on_pass: Callable[[], None] = lambda: None,
 ) -> Run:
@@ -40,6 +44,7 @@ def execute(
         schedules: of the points, where they have been made already.
         batch_size: rows a pass; None lets tokens and logits bound it.
         check: `off`; `sample`: one row of each intervention alone; `full`: every row.
+        rewrites: what makes the schedule cheaper; none for the plan's own passes.
         on_point: called with each point's results as they come.
         on_pass: called after every pass over a batch.
 
@@ -49,19 +54,19 @@ def execute(
     """
     if schedules is None:
         schedules = [build_schedule(request, point) for point in request.points]
+    physical = rewrite(plain_schedule(request, schedules), rewrites)
     engine.load_weights()
+    store = Store(engine, physical, request.prompts, batch_size, on_pass)
     points = []
     for schedule in schedules:
-        result = _run_point(engine, request, schedule, batch_size, check, on_pass)
+        result = _run_point(engine, request, schedule, store, check)
         points.append(result)
         on_point(result)
     record = engine.describe()
     return Run(tuple(points), record, tuple(record.get("warnings", ())))
 
 
-def _run_point(
-    engine: Engine, request: nodes.Request, schedule: Schedule, batch_size: int | None, check: CheckLevel, on_pass: Callable[[], None]
-) -> PointResult:
+def _run_point(engine: Engine, request: nodes.Request, schedule: Schedule, store: Store, check: CheckLevel) -> PointResult:
     outputs: dict[str, Made] = {}
     results: dict[str, StepResult] = {}
     for step_schedule in schedule.steps:
@@ -74,7 +79,7 @@ def _run_point(
         _refuse_one_row(step, rows)
         _refuse_outputs_without_value(step_schedule, rows, outputs)
         for intervention in step.interventions:
-            found = observe(engine, step_schedule, intervention, request.prompts, outputs, rows, batch_size, on_pass)
+            found = store.observe(schedule.point.label, step_schedule, intervention, outputs, rows)
             observed[intervention.name] = found
             for metric in intervention.metrics:
                 name = f"{intervention.name}/{metric.name}" if step.is_list else metric.name

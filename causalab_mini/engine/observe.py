@@ -11,11 +11,13 @@ from torch import Tensor
 
 from causalab_mini.data.prompts import Prompt
 from causalab_mini.engine.batches import Made, OutputTensors, PassOnBatch, make_batch, split_rows
-from causalab_mini.engine.contract import Engine, State
+from causalab_mini.engine.contract import Engine, State, Visit
 from causalab_mini.errors import Problem, RunError, quoted
+from causalab_mini.model.families import INTERIOR
 from causalab_mini.ops import reductions
 from causalab_mini.ops.windows import Pattern, Value, concatenate
 from causalab_mini.plan import plan as nodes
+from causalab_mini.schedule.physical import PhysicalPass
 from causalab_mini.schedule.schedule import Pass, StepSchedule
 
 Prompts = Mapping[nodes.RowsKey, tuple[Prompt, ...]]
@@ -76,26 +78,91 @@ def observe(
     """
     observed = Observed(tuple(rows))
     for one in schedule.passes[intervention.name]:
-        forward = one.forward
-        role_prompts = prompts[forward.rows]
-        extra = [0] * len(role_prompts) if forward.appended is None else [len(answer) for answer in forward.appended]
-        lengths = [role_prompts[row].n_tokens + extra[row] for row in rows]
-        parts: dict[str, list[Value]] = {read.name: [] for read in forward.reads}
-        for chosen in split_rows(lengths, engine.facts.vocabulary, batch_size):
-            batch = make_batch([rows[index] for index in chosen], role_prompts, forward.appended, pad_id(engine.tokenizer))
-            on_batch = PassOnBatch(one, batch, role_prompts, observed.values, outputs, rows, engine.facts)
-            state = State((batch.input_ids.shape[0], batch.input_ids.shape[1]))
-            engine.run(batch, on_batch.visits(), state)
-            for read in forward.reads:
-                value = on_batch.value(read, state)
-                if read.view == "logits":
-                    value = Value(engine.unembed(value.data), value.lengths)
-                parts[read.name].append(value)
-            _note_writes(observed, intervention, forward, on_batch, state)
-            on_pass()
-        observed.values |= {name: concatenate(values) for name, values in parts.items()}
-        observed.patterns |= _patterns(one, schedule.step, engine)
+        plain = PhysicalPass("", one, "", 1, 0)
+        ran = run_pass(engine, plain, prompts, observed.values, outputs, rows, batch_size, None, on_pass)
+        observed.values |= ran.values
+        note(observed, schedule, intervention, one, ran, engine)
     return observed
+
+
+@dataclass(slots=True)
+class Ran:
+    """What one pass left over all its batches.
+
+    Attributes:
+        values: by read name.
+        writes: by write name.
+        streams: by batch and layer, what left the layers that it kept.
+        tails: by layer, what its blocks return beside the stream.
+    """
+
+    values: dict[str, Value] = field(default_factory=dict)
+    writes: dict[str, WriteEvidence] = field(default_factory=dict)
+    streams: list[dict[int, Tensor]] = field(default_factory=list)
+    tails: dict[int, tuple[Any, ...] | None] = field(default_factory=dict)
+
+
+def run_pass(
+    engine: Engine,
+    physical: PhysicalPass,
+    prompts: Prompts,
+    values: Mapping[str, Value],
+    outputs: OutputTensors,
+    rows: Sequence[int],
+    batch_size: int | None,
+    source: Ran | None,
+    on_pass: OnPass = lambda: None,
+) -> Ran:
+    """Returns what a pass finds on some rows of its step.
+
+    Args:
+        engine: the checkpoint.
+        physical: the pass, and what is left out of it.
+        prompts: of the request.
+        values: what earlier passes read, by the names that its operands have.
+        outputs: of earlier steps.
+        rows: of the step, ascending.
+        batch_size: rows a batch; None lets tokens and logits bound it.
+        source: the pass over the same rows that kept the stream it resumes from.
+        on_pass: called after every batch.
+    """
+    one, ran = physical.one, Ran()
+    forward = one.forward
+    role_prompts = prompts[forward.rows]
+    extra = [0] * len(role_prompts) if forward.appended is None else [len(answer) for answer in forward.appended]
+    lengths = [role_prompts[row].n_tokens + extra[row] for row in rows]
+    parts: dict[str, list[Value]] = {read.name: [] for read in forward.reads}
+    for number, chosen in enumerate(split_rows(lengths, engine.facts.vocabulary, batch_size)):
+        batch = make_batch([rows[index] for index in chosen], role_prompts, forward.appended, pad_id(engine.tokenizer))
+        on_batch = PassOnBatch(one, batch, role_prompts, values, outputs, rows, engine.facts, physical.keeps, physical.is_narrow)
+        state = State((batch.input_ids.shape[0], batch.input_ids.shape[1]))
+        last = physical.n_skipped - 1
+        stream, tail = (None, None) if source is None else (source.streams[number][last], source.tails[last])
+        shortcut = on_batch.shortcut(physical.n_skipped, stream, tail, physical.stops_after is not None)
+        visits = on_batch.visits()
+        if shortcut.stops and visits and visits[-1].address.side in INTERIOR:
+            end = engine.facts.address("block_output", physical.stops_after)
+            assert end is not None
+            visits = (*visits, Visit(end, ()))
+        engine.run(batch, visits, state, shortcut)
+        for read in forward.reads:
+            value = on_batch.value(read, state)
+            if read.view == "logits":
+                value = Value(engine.unembed(value.data), value.lengths)
+            parts[read.name].append(value)
+        ran.streams.append({layer: state.streams[layer] for layer in physical.keeps})
+        ran.tails |= {layer: state.tails[layer] for layer in physical.keeps}
+        _note_writes(ran, forward, on_batch, state)
+        on_pass()
+    ran.values = {name: concatenate(found) for name, found in parts.items()}
+    return ran
+
+
+def note(observed: Observed, schedule: StepSchedule, intervention: nodes.Intervention, one: Pass, ran: Ran, engine: Engine) -> None:
+    """Adds to an intervention what a pass of its own left beside values: its writes' evidence and the axes of its patterns."""
+    for write in one.forward.writes:
+        observed.writes[write_key(intervention, one.forward, write)] = ran.writes[write.name]
+    observed.patterns |= _patterns(one, schedule.step, engine)
 
 
 def _patterns(one: Pass, step: nodes.Observe, engine: Engine) -> dict[str, Pattern]:
@@ -111,9 +178,9 @@ def write_key(intervention: nodes.Intervention, forward: nodes.Forward, write: n
     return f"{forward.model}/{write.name}{role}" + (" with answers" if forward.appended is not None else "")
 
 
-def _note_writes(observed: Observed, intervention: nodes.Intervention, forward: nodes.Forward, on_batch: PassOnBatch, state: State) -> None:
+def _note_writes(ran: Ran, forward: nodes.Forward, on_batch: PassOnBatch, state: State) -> None:
     for write in forward.writes:
-        evidence = observed.writes.setdefault(write_key(intervention, forward, write), WriteEvidence())
+        evidence = ran.writes.setdefault(write.name, WriteEvidence())
         landing = on_batch.landings[write.name]
         evidence.n_left_over += landing.n_left_over
         for (name, _), change in state.changes.items():

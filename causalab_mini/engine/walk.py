@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from causalab_mini.engine.contract import KeepTask, ReadTask, State, Visit, WriteTask
+from causalab_mini.engine.contract import KeepTask, ReadTask, Shortcut, State, Visit, WriteTask
 from causalab_mini.errors import Problem, RunError
+from causalab_mini.model.families import Address, Family
 from causalab_mini.ops.windows import PatternIndex, gather, renormalized, scatter
 
 
@@ -98,3 +99,22 @@ def taken(container: Any) -> Tensor:
 def replaced(container: Any, tensor: Tensor) -> Any:
     """Returns a module's output with its tensor replaced, in the container it came in."""
     return (tensor, *container[1:]) if isinstance(container, tuple) else tensor
+
+
+def note_tails(container: Any, stop: Visit, state: State) -> None:
+    """Notes what a block returns beside a stream that is kept for later passes."""
+    for task in stop.tasks:
+        if isinstance(task, KeepTask) and stop.address.side == "output":
+            state.tails[task.stream] = container[1:] if isinstance(container, tuple) else None
+
+
+def resumed(visits: tuple[Visit, ...], state: State, shortcut: Shortcut, family: Family) -> tuple[Tensor, tuple[Visit, ...]]:
+    """Returns the stream above the skipped layers, with the stop at its own address made, and the stops that are left."""
+    stream = shortcut.stream
+    assert stream is not None
+    last = Address(family.module("block_output").format(layer=shortcut.n_skipped - 1), "output")
+    for stop in visits:
+        if stop.address == last:
+            changed = visit(stream, stop, state)
+            stream = stream if changed is None else changed
+    return stream, tuple(stop for stop in visits if stop.address != last)

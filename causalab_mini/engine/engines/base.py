@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from causalab_mini.engine.contract import Batch, State, Visit
+from causalab_mini.engine.contract import PLAIN, Batch, Shortcut, State, Visit
 from causalab_mini.engine.execute import execute
 from causalab_mini.engine.loading import Checkpoint
 from causalab_mini.engine.run import Run
@@ -51,7 +51,7 @@ class BaseEngine:
         """Loads and freezes the weights, once."""
         raise NotImplementedError
 
-    def run(self, batch: Batch, visits: tuple[Visit, ...], state: State) -> None:
+    def run(self, batch: Batch, visits: tuple[Visit, ...], state: State, shortcut: Shortcut = PLAIN) -> None:
         """Runs one forward over a batch, stopping at addresses in forward order."""
         raise NotImplementedError
 

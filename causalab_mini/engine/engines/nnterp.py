@@ -8,14 +8,14 @@ from typing import Any, Self
 
 import torch
 
-from causalab_mini.engine.contract import Batch, State, Visit
+from causalab_mini.engine.contract import PLAIN, Batch, Shortcut, State, Visit
 from causalab_mini.engine.engines.base import BaseEngine
 from causalab_mini.engine.interiors import interiors
 from causalab_mini.engine.loading import Checkpoint, open_checkpoint
-from causalab_mini.engine.walk import replaced, taken, visit
+from causalab_mini.engine.walk import note_tails, replaced, resumed, taken, visit
 from causalab_mini.errors import ModelError, Problem, quoted
 from causalab_mini.model.components import COMPONENTS
-from causalab_mini.model.families import Address
+from causalab_mini.model.families import Address, Family
 from causalab_mini.plan.spec import ModelSpec
 
 
@@ -56,21 +56,27 @@ class NNterpEngine(BaseEngine):
             self.model.dispatch()
             self.freeze(self.model._model)
 
-    def run(self, batch: Batch, visits: tuple[Visit, ...], state: State) -> None:
-        """Runs one forward over a batch as one trace, stopping at addresses in forward order."""
+    def run(self, batch: Batch, visits: tuple[Visit, ...], state: State, shortcut: Shortcut = PLAIN) -> None:
+        """Runs one forward over a batch as one trace, or what a shortcut leaves of it, stopping at addresses in forward order."""
         self.load_weights()
-        model, inputs = self.model, self.inputs(batch)
+        model, inputs, family = self.model, self.inputs(batch), self.facts.family
         with torch.inference_mode(), interiors(model._model, visits, state) as borders:
-            if not borders:
+            if not borders and shortcut == PLAIN:
                 model._model(**inputs)
                 return
-            with model.trace(**inputs):
-                walk(model, borders, state)
+            with model.trace(**inputs) as tracer:
+                walk(model, borders, state, shortcut, family, tracer)
 
 
-def walk(model: Any, visits: tuple[Visit, ...], state: State) -> None:
+def walk(model: Any, visits: tuple[Visit, ...], state: State, shortcut: Shortcut, family: Family, tracer: Any) -> None:
     """Stops at every address of a running trace; nnsight waits there for the forward to arrive."""
-    for stop in visits:
+    left = skip(model, visits, state, shortcut, family)
+    is_narrowed = shortcut.columns is None
+    head = family.module("lm_head")
+    for stop in left:
+        if not is_narrowed and (stop.address.side == "logits" or stop.address.module == head):
+            narrow(envoy_at(model, head), shortcut)
+            is_narrowed = True
         if stop.address.side == "logits":
             output = model.output
             changed = visit(output.logits, stop, state)
@@ -79,6 +85,7 @@ def walk(model: Any, visits: tuple[Visit, ...], state: State) -> None:
             continue
         envoy = envoy_at(model, stop.address.module)
         container = envoy.input if stop.address.side == "input" else envoy.output
+        note_tails(container, stop, state)
         changed = visit(taken(container), stop, state)
         if changed is None:
             continue
@@ -86,6 +93,29 @@ def walk(model: Any, visits: tuple[Visit, ...], state: State) -> None:
             envoy.input = changed
         else:
             envoy.output = replaced(container, changed)
+    if shortcut.stops:
+        tracer.stop()
+
+
+def skip(model: Any, visits: tuple[Visit, ...], state: State, shortcut: Shortcut, family: Family) -> tuple[Visit, ...]:
+    """Skips the lowest layers of a running trace, and returns the stops that are left above them.
+
+    A stop at the output of the last skipped layer is made on the stream that stands for it.
+    """
+    if shortcut.stream is None:
+        return visits
+    stream, left = resumed(visits, state, shortcut, family)
+    for layer in range(shortcut.n_skipped):
+        envoy = envoy_at(model, family.module("block_output").format(layer=layer))
+        envoy.skip(stream if shortcut.tail is None else (stream, *shortcut.tail))
+    return left
+
+
+def narrow(head: Any, shortcut: Shortcut) -> None:
+    """Gives the unembedding the positions alone whose logits are asked for."""
+    hidden = head.input
+    columns = shortcut.columns.to(hidden.device)  # type: ignore[union-attr]
+    head.input = hidden[torch.arange(len(hidden), device=hidden.device)[:, None], columns]
 
 
 def envoy_at(model: Any, path: str) -> Any:

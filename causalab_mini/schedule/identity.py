@@ -1,0 +1,101 @@
+"""When two passes are the same pass and two reads the same value: by what they do to which tokens, not by what they are called."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from causalab_mini.plan import plan as nodes
+from causalab_mini.schedule.schedule import Pass, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Where a pass of the plan stands: point, step, intervention, and its place there."""
+
+    point: str
+    step: str
+    intervention: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Identity:
+    """What a pass of the plan is.
+
+    Attributes:
+        key: equal for passes that give the same numbers at every place.
+        scope: empty, or the step whose rows are known only when it runs.
+        values: what each of its reads is, by read name.
+        operands: what each of its writes' operands is, by write name, for those that are reads.
+    """
+
+    key: str
+    scope: str
+    values: Mapping[str, str]
+    operands: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known while a point is walked in order."""
+
+    outputs: dict[str, str] = field(default_factory=dict)
+    reads: dict[tuple[str, str, str], str] = field(default_factory=dict)
+
+
+def identities(schedule: Schedule) -> dict[Use, Identity]:
+    """Returns what every pass of a point is, in the order in which the plan runs them."""
+    known, found = _Known(), {}
+    for step_schedule in schedule.steps:
+        step = step_schedule.step
+        scope = "" if step.where is None else f"{schedule.point.label}/{step.name}"
+        for intervention in step.interventions:
+            for index, one in enumerate(step_schedule.passes[intervention.name]):
+                identity = _identity(one, scope, known, step, intervention)
+                found[Use(schedule.point.label, step.name, intervention.name, index)] = identity
+                known.reads |= {(step.name, intervention.name, name): key for name, key in identity.values.items()}
+        for output in step.outputs:
+            known.outputs[output.name] = _output(output, known, step)
+    return found
+
+
+def _identity(one: Pass, scope: str, known: _Known, step: nodes.Observe, intervention: nodes.Intervention) -> Identity:
+    own = {read.name for read in one.forward.reads}
+    operands: dict[str, str] = {}
+    writes = []
+    for write in one.forward.writes:
+        operand: Any = repr(write.operand)
+        if isinstance(write.operand, nodes.FromRead):
+            read = write.operand.read
+            if read in own:
+                operand = ("own", _place(one, intervention.read(read)), write.operand.derange_seed)
+            else:
+                operands[write.name] = known.reads[step.name, intervention.name, read]
+                operand = (operands[write.name], write.operand.derange_seed)
+        elif isinstance(write.operand, nodes.FromOutput):
+            operand = (known.outputs[write.operand.output], write.operand.groups)
+        writes.append((write.name, _place(one, write), write.mechanism, write.params, write.align, write.order, operand))
+    key = _hash("pass", scope, one.forward.rows, one.forward.appended, sorted(one.missing.items()) if writes else (), writes)
+    values = {read.name: _hash("read", key, _place(one, read), read.view) for read in one.forward.reads}
+    return Identity(key, scope, values, operands)
+
+
+def _place(one: Pass, place: nodes.Read | nodes.Write) -> Any:
+    windows = tuple((window.tokens, window.reason) for window in one.windows[place.name])
+    return (place.site, windows, one.keys.get(place.name), getattr(place, "view", ""))
+
+
+def _output(output: nodes.Output | nodes.Difference, known: _Known, step: nodes.Observe) -> str:
+    if isinstance(output, nodes.Difference):
+        parts = [known.outputs.get(name, name) for name in (output.minuend, output.subtrahend)]
+        return _hash("difference", *parts, output.is_unit)
+    read = known.reads[step.name, output.intervention, output.read]
+    pos = step.intervention(output.intervention).read(output.read).pos
+    return _hash("output", read, output.reduce, output.k, output.groups, pos)
+
+
+def _hash(*parts: Any) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]

@@ -1,0 +1,39 @@
+"""*share*: equal passes over steps, points and lists of interventions run once, with the reads of all of them. The same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from causalab_mini.plan import plan as nodes
+from causalab_mini.schedule.identity import Use
+from causalab_mini.schedule.physical import Physical, PhysicalPass
+from causalab_mini.schedule.schedule import Keys, Pass, Windows
+
+
+def share(physical: Physical) -> Physical:
+    """Returns a schedule in which no pass is run twice."""
+    groups: dict[str, list[PhysicalPass]] = {}
+    for one in physical.passes.values():
+        groups.setdefault(one.key, []).append(one)
+    passes = {key: _merged(group) for key, group in groups.items()}
+    uses: dict[Use, tuple[str, Mapping[str, str]]] = {
+        use: (physical.passes[name].key, values) for use, (name, values) in physical.uses.items()
+    }
+    return physical.rewritten("share", passes, uses)
+
+
+def _merged(group: list[PhysicalPass]) -> PhysicalPass:
+    """Returns one pass with the writes of the first and the reads of all."""
+    first = group[0]
+    reads: dict[str, nodes.Read] = {}
+    windows: dict[str, Windows] = {}
+    keys: dict[str, Keys] = {}
+    for member in group:
+        reads |= {read.name: read for read in member.forward.reads}
+        windows |= member.one.windows
+        keys |= member.one.keys
+    both: list[nodes.Write | nodes.Read] = [*first.forward.writes, *reads.values()]
+    places = tuple(sorted(both, key=lambda place: (place.site.rank, isinstance(place, nodes.Read))))
+    one = Pass(replace(first.forward, places=places), windows, keys, first.one.missing)
+    return replace(first, one=one, n_uses=sum(member.n_uses for member in group))

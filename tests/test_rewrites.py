@@ -1,0 +1,176 @@
+"""Every rewrite alone, and all of them, give the numbers of the plan's own passes; the schedules of the examples are pinned as text."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from authoring import ENTITY, LOGITS, document, observe, site
+from conftest import ROOT
+
+from causalab_mini.experiment import load
+from causalab_mini.plan import build_request
+from causalab_mini.plan.load import load_spec
+from causalab_mini.schedule.physical import Cost, plain_schedule, text, verify
+from causalab_mini.schedule.rewrites import REWRITES, narrow_the_head, resume_at_a_layer, rewrite, share, stop_early
+from causalab_mini.schedule.schedule import build_schedule
+from causalab_mini.shipped import example_documents
+
+pytestmark = pytest.mark.tiny
+
+EXAMPLES = {name: path for name, path in example_documents().items() if not name.startswith("v2/")}
+ALONE = {"share": (share,), "resume": (resume_at_a_layer,), "stop": (stop_early,), "head": (narrow_the_head,), "all": REWRITES}
+SAME_BITS = ("share", "stop")
+PINNED = Path(__file__).resolve().parent / "cases" / "schedules.json"
+
+
+def compiled(name, engines):
+    loaded = load_spec(EXAMPLES[name])
+    engine = load(EXAMPLES[name]).open()
+    request = build_request(loaded, ROOT / "data", engine)
+    schedules = [build_schedule(request, point) for point in request.points]
+    return engine, request, schedules
+
+
+def numbers(run):
+    """Returns every value of every table and output of a run, in order."""
+    found = []
+    for point in run.points:
+        for step in point.steps.values():
+            for name, rows in step.results["metrics"].items():
+                found += [((point.label, name, row["example_id"], row.get("layer")), row["value"]) for row in rows]
+            for name, made in step.results["outputs"].items():
+                found.append(((point.label, name), made.value.data))
+    return found
+
+
+def assert_same(left, right, exactly):
+    assert [key for key, _ in left] == [key for key, _ in right]
+    for (key, one), (_, other) in zip(left, right, strict=True):
+        if isinstance(one, torch.Tensor):
+            torch.testing.assert_close(one, other, rtol=0 if exactly else 1e-4, atol=0 if exactly else 1e-4, msg=str(key))
+        elif isinstance(one, list):
+            assert [token for token, _ in one] == [token for token, _ in other], key
+        else:
+            assert one == (other if exactly else pytest.approx(other, rel=1e-4, abs=1e-4)), key
+
+
+@pytest.fixture(scope="module")
+def plain(engines):
+    """Returns a function that gives an example's engine, request, schedules, and numbers without any rewrite."""
+    made = {}
+
+    def of(name):
+        if name not in made:
+            engine, request, schedules = compiled(name, engines)
+            made[name] = (engine, request, schedules, numbers(engine.execute(request, schedules=schedules, check="off", rewrites=())))
+        return made[name]
+
+    return of
+
+
+@pytest.mark.parametrize("which", list(ALONE))
+@pytest.mark.parametrize("name", list(EXAMPLES))
+def test_an_example_gives_the_same_numbers_under_every_rewrite(plain, name, which):
+    engine, request, schedules, expected = plain(name)
+    found = numbers(engine.execute(request, schedules=schedules, check="off", rewrites=ALONE[which]))
+    assert_same(expected, found, exactly=which in SAME_BITS)
+
+
+@pytest.mark.parametrize("name", list(EXAMPLES))
+def test_every_schedule_keeps_its_laws_and_costs_no_more(plain, name):
+    _, request, schedules, _ = plain(name)
+    physical = plain_schedule(request, schedules)
+    assert verify(physical) == []
+    for one in REWRITES:
+        physical = one(physical)
+        assert verify(physical) == []
+    before = physical.savings[0].before
+    assert physical.cost.layer_tokens <= before.layer_tokens
+    assert physical.cost.head_positions <= before.head_positions
+
+
+def test_the_costs_of_the_examples_are_pinned(plain):
+    found = {}
+    for name in EXAMPLES:
+        _, request, schedules, _ = plain(name)
+        physical = rewrite(plain_schedule(request, schedules))
+        before, after = physical.savings[0].before, physical.cost
+        found[name] = {key: [getattr(before, key), getattr(after, key)] for key in Cost.__dataclass_fields__}
+    assert found == json.loads(PINNED.read_text(encoding="utf-8"))
+
+
+def test_a_shared_source_runs_once_and_patched_passes_begin_where_they_write(plain):
+    _, request, schedules, _ = plain("quickstart")
+    physical = rewrite(plain_schedule(request, schedules))
+    lines = text(physical).splitlines()
+    assert lines[1].strip().startswith("#2  'original' on 'counterfactual'")
+    assert lines[1].endswith("stands for 8 passes")
+    assert [one.n_skipped for one in physical.passes.values() if one.forward.writes] == [1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_passes_run_as_often_as_the_schedule_says(plain, monkeypatch):
+    engine, request, schedules, _ = plain("quickstart")
+    n = []
+    run = type(engine).run
+    monkeypatch.setattr(type(engine), "run", lambda self, *args: (n.append(1), run(self, *args))[1])
+    engine.execute(request, schedules=schedules, check="off")
+    assert len(n) == len(rewrite(plain_schedule(request, schedules)).passes) == 10
+
+
+COMPONENTS = (
+    "embeddings",
+    "block_input",
+    "attention_query",
+    "attention_z",
+    "attention_output",
+    "block_mid",
+    "mlp_output",
+    "block_output",
+    "ln_final",
+    "logits",
+)
+
+
+@pytest.mark.parametrize("kind", ["nnterp", "hooks"])
+@pytest.mark.parametrize("name", ["successor-llama", "successor-gpt2", "llama-grouped", "mistral"])
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_a_patch_anywhere_gives_the_same_numbers_with_all_rewrites(engines, rows_of, tmp_path, component, name, kind):
+    engine = engines(name, kind)
+    per_layer = component not in ("embeddings", "ln_final", "logits")
+    place = site(component, {"sweep": "all", "as": "layer"}) if per_layer else site(component)
+    pos = -1 if component == "logits" else ENTITY if name == "successor-llama" else {"last": 2}
+    reads = {
+        "source": {"site": place, "pos": pos, "input": "counterfactual"},
+        "prediction": {"site": LOGITS, "pos": {"last": 2}, "model": "patched"},
+        "stream": {"site": site("block_output", "all"), "pos": {"all": True}, "model": "patched"},
+    }
+    write = {"site": place, "pos": pos, "mechanism": "swap", "operand": "source"}
+    intervention = {"reads": reads, "writes": {"patch": write}, "models": {"patched": {"input": "base", "writes": ["patch"]}}}
+    raw = document(
+        {"i": intervention}, {"s": observe("i", "successor/same_shape", outputs={"prediction": "prediction", "stream": "stream"})}
+    )
+    request = build_request(raw, ROOT / "data", engine)
+    expected = numbers(engine.execute(request, check="off", rewrites=()))
+    assert_same(expected, numbers(engine.execute(request, check="off")), exactly=False)
+
+
+def test_a_run_is_checked_against_its_plain_passes(plain, monkeypatch):
+    """A rewrite that resumes one layer late is found by the rows check, whose single rows run without any rewrite."""
+    from causalab_mini.schedule.rewrites import resume
+
+    engine, request, schedules, _ = plain("patching")
+    right = resume._n_below
+    monkeypatch.setattr(resume, "_n_below", lambda one: right(one) and right(one) - 1)
+    engine_run = type(engine).run
+    monkeypatch.setattr(
+        type(engine), "run", lambda self, batch, visits, state, shortcut: engine_run(self, batch, visits, state, _late(shortcut))
+    )
+    run = engine.execute(request, schedules=schedules)
+    assert [check.status for check in run.step("patch").results["checks"] if check.name == "rows"] == ["failed"]
+
+
+def _late(shortcut):
+    from dataclasses import replace
+
+    return replace(shortcut, n_skipped=shortcut.n_skipped + 1) if shortcut.n_skipped else shortcut
