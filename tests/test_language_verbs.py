@@ -44,6 +44,23 @@ def test_validate_finds_a_position_that_no_row_has(command, tmp_path):
     assert "interventions.last_token.writes.patch.pos: expected something to write on every row" in result.err
 
 
+def test_validate_counts_a_sweep_over_all_with_the_model_and_says_so_without(command, tmp_path):
+    assert command("validate", "bundled:quickstart").out.startswith("ok bundled:quickstart  (8 points, digest ")
+    run = json.loads(command("explain", "bundled:quickstart", "--json").out)
+    (entry,) = json.loads(command("validate", "bundled:quickstart", "--json").out)
+    assert (entry["digest"], entry["n_points"]) == (run["digest"], 8)
+    assert command("validate", "--no-model", QUICKSTART).out == f"ok {QUICKSTART}  (`all` is counted with the model)\n"
+    (entry,) = json.loads(command("validate", "--no-model", "--json", QUICKSTART).out)
+    assert (entry["valid"], entry["digest"], entry["n_points"]) == (True, None, None)
+
+
+def test_diff_tells_all_layers_from_the_first(command, tmp_path):
+    first = tmp_path / "first.json"
+    first.write_text(Path(QUICKSTART).read_text().replace('"sweep": "all"', '"sweep": [0]'))
+    result = command("diff", QUICKSTART, first)
+    assert (result.code, result.out) == (1, 'sites.stream.layers: "all" → not in B\n')
+
+
 def test_schema_and_vocab_print_data(command):
     assert json.loads(command("schema").out)["title"] == "causalab-mini document"
     words = json.loads(command("vocab", "--json").out)

@@ -228,7 +228,7 @@ def test_a_run_that_fails_says_so_in_its_record(run_document, home, monkeypatch)
     from causalab_mini.engine.engines.nnterp import NNterpEngine
     from causalab_mini.errors import Problem, RunError
 
-    def fail(self, batch, visits, state):
+    def fail(self, batch, visits, state, shortcut):
         raise RunError(Problem("steps.s", "memory for one row", "none"))
 
     monkeypatch.setattr(NNterpEngine, "run", fail)
@@ -241,20 +241,19 @@ def test_a_run_that_fails_says_so_in_its_record(run_document, home, monkeypatch)
 
 
 def test_points_that_finished_before_a_failure_are_on_disk(run_document, home, monkeypatch):
-    from causalab_mini.engine.engines.nnterp import NNterpEngine
+    from causalab_mini.engine.store import Store
     from causalab_mini.errors import Problem, RunError
 
     raw = looking(RIGHT)
     raw["interventions"]["look"]["reads"]["last"]["site"]["layers"] = {"sweep": [0, 1]}
-    run, passes = NNterpEngine.run, []
+    observe = Store.observe
 
-    def fail_later(self, batch, visits, state):
-        passes.append(batch)
-        if len(passes) > 1:
+    def fail_later(self, point, *others):
+        if point == "layers=1":
             raise RunError(Problem("steps.s", "memory", "none"))
-        run(self, batch, visits, state)
+        return observe(self, point, *others)
 
-    monkeypatch.setattr(NNterpEngine, "run", fail_later)
+    monkeypatch.setattr(Store, "observe", fail_later)
     assert run_document(raw, "--check", "off")[0] == 1
     assert (home / "out" / "layers=0" / "right.json").is_file()
     assert not (home / "out" / "layers=1").exists()

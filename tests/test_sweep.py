@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from test_errors import BASE, apply
 
+from causalab_mini.cli.render import summary_table
 from causalab_mini.plan.load import load_raw
 from causalab_mini.plan.sweep import expand, find_axes, show_value
 
@@ -172,3 +173,10 @@ def test_a_hundred_thousand_points_are_the_limit():
     axes, problems = find_axes({"a": {"sweep": {"range": [0, 1000]}}, "b": {"sweep": {"range": [0, 100]}}})
     assert not problems
     assert [len(axis.values) for axis in axes] == [1000, 100]
+
+
+@pytest.mark.parametrize("value", [["a", "b", "c", "d", "e"], [0.5, 1.5, 2.5, 3.5, 4.5], [[0], [1], [2], [3], [4]], [0, 1, 2, 3, 4]])
+def test_a_long_list_is_a_place_on_an_axis(value):
+    entry = {"axes": {"x": value}, "step": "s", "metric": "m", "n": 1, "eligible": 1, "mean": 0.5, "interval": None, "unit": "logit"}
+    (cell,) = summary_table([entry]).columns[0].cells
+    assert cell == ("[0…4]" if value == [0, 1, 2, 3, 4] else show_value(value))

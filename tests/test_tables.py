@@ -336,7 +336,7 @@ def test_nothing_is_reduced_of_no_tokens(carry_out, rows, reduce):
 
     nowhere = {"reads": {"h": {**STREAM, "pos": LAST_OF_ENTITY, "input": "base"}}}
     raw = one_step(nowhere, both=False, outputs={"o": {"read": "h", "reduce": reduce}})
-    with pytest.raises(PlanError, match="steps.s.outputs.o: expected at least one token to reduce, got none on 5 rows"):
+    with pytest.raises(PlanError, match=r"steps\.s\.outputs\.o: expected at least one token to reduce, got none on 5 rows"):
         carry_out(raw, [row | {"entity": "Neptune"} for row in rows])
 
 
@@ -484,6 +484,26 @@ def test_a_where_that_no_row_passes_fails_the_run(carry_out, rows):
 
     with pytest.raises(RunError, match="at least one row whose `loss` of `first` is in range, got none of 5"):
         carry_out(filtered(min=1000.0), rows)
+
+
+@pytest.mark.parametrize(
+    ("pos", "said"),
+    [
+        (500, r"interventions\.again\.reads\.z\.pos: expected a position that every row has, got none on row"),
+        ({"index": 0, "scope": {"text": "Neptune"}}, r"interventions\.again\.metrics\.loss: expected at least one row that can be scored"),
+    ],
+)
+def test_rows_that_pass_a_where_are_judged_as_any_others(carry_out, rows, pos, said):
+    from causalab_mini.errors import PlanError
+
+    raw = filtered(min=0.0)
+    raw["interventions"]["again"] = {
+        "reads": {"z": {**CLEAN, "pos": pos}},
+        "metrics": {"loss": {"kind": "cross_entropy", "of": "z", "target": "base_answer"}},
+    }
+    raw["steps"]["second"] |= {"interventions": "again", "outputs": {}}
+    with pytest.raises(PlanError, match=said):
+        carry_out(raw, rows)
 
 
 def test_rows_that_fail_a_where_cause_no_refusal(carry_out, rows):

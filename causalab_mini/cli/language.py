@@ -128,6 +128,10 @@ def diff(
             ]
         if len(one.points) != len(other.points):
             found.append(("points", len(one.points), len(other.points)))
+        for path in dict.fromkeys([*one.uncounted, *other.uncounted]):
+            sides = ["all" if path in side.uncounted else None for side in (one, other)]
+            if sides[0] != sides[1]:
+                found.append((path, sides[0], sides[1]))
     if as_json:
         data = [{"path": path, "a": a, "b": b} for path, a, b in found]
         print(json.dumps({"same": not found, "digests": [one.digest, other.digest], "differences": data}, indent=1, ensure_ascii=False))

@@ -65,7 +65,8 @@ def _axes(entry: Entry) -> dict[str, str]:
 
 def _shown(value: Any) -> str:
     """Returns a swept value in few characters: an object without the quotes of its keys, a run of integers by its ends."""
-    if isinstance(value, list) and len(value) > 4 and value == list(range(value[0], value[0] + len(value))):
+    is_of_integers = isinstance(value, list) and all(type(item) is int for item in value)
+    if is_of_integers and len(value) > 4 and value == list(range(value[0], value[0] + len(value))):
         return f"[{value[0]}…{value[-1]}]"
     return re.sub(r'"([A-Za-z_]+)"', r"\1", show_value(value)).replace(",", " ") if isinstance(value, dict) else show_value(value)
 

@@ -29,27 +29,30 @@ def register(app: typer.Typer) -> None:
         from causalab_mini.shipped import find_document
 
         found: list[dict[str, Any]] = []
+        counted: tuple[str | None, int | None]
         for name in documents:
             try:
                 if no_model:
                     document = load_spec(find_document(name), options.overrides(set_))
+                    counted = (document.digest, len(document.points)) if document.counts_all else (None, None)
                 else:
                     from causalab_mini.experiment import Options, load
 
                     experiment = load(
                         name, data_root=data_root, overrides=options.overrides(set_), options=Options(trust_remote_code=trust_remote_code)
                     )
-                    experiment.compile()
-                    document = experiment.document
+                    request, _, _ = experiment.compile()
+                    counted = (request.digest, len(request.points))
             except InputError as error:
                 found.append({"document": name, "valid": False, **error.as_data()})
                 if not as_json:
                     print(error.text(), file=sys.stderr)
                 continue
-            n = len(document.points)
-            found.append({"document": name, "valid": True, "digest": document.digest, "n_points": n})
+            digest, n = counted
+            found.append({"document": name, "valid": True, "digest": digest, "n_points": n})
             if not as_json:
-                print(f"ok {name}  ({n} point{'s' if n != 1 else ''}, digest {document.digest[:12]})")
+                said = "`all` is counted with the model" if digest is None else f"{n} point{'s' if n != 1 else ''}, digest {digest[:12]}"
+                print(f"ok {name}  ({said})")
         if as_json:
             print(json.dumps(found, indent=1, ensure_ascii=False))
         if not all(entry["valid"] for entry in found):

@@ -19,7 +19,7 @@ from causalab_mini.evidence.checks import Check, check_rows, check_writes
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.physical import Rewrite, plain_schedule
 from causalab_mini.schedule.rewrites import REWRITES, rewrite
-from causalab_mini.schedule.schedule import Schedule, StepSchedule, build_schedule
+from causalab_mini.schedule.schedule import Schedule, StepSchedule, build_schedule, metric_reasons
 
 CheckLevel = Literal["off", "sample", "full"]
 OnPoint = Callable[[PointResult], None]
@@ -75,7 +75,7 @@ def _run_point(engine: Engine, request: nodes.Request, schedule: Schedule, store
         observed: dict[str, Observed] = {}
         checks: list[Check] = []
         metrics: dict[str, list[dict[str, Any]]] = {}
-        _refuse_writes_without_place(step_schedule, rows)
+        _refuse_what_where_put_off(step_schedule, rows)
         _refuse_one_row(step, rows)
         _refuse_outputs_without_value(step_schedule, rows, outputs)
         for intervention in step.interventions:
@@ -123,18 +123,32 @@ def _is_within(value: Any, least: float | None, greatest: float | None) -> bool:
     return isinstance(value, int | float) and (least is None or value >= least) and (greatest is None or value <= greatest)
 
 
-def _refuse_writes_without_place(schedule: StepSchedule, rows: Sequence[int]) -> None:
-    """Refuses, where a `where` chose the rows, what the schedule could not refuse before: a write with nowhere to go."""
+def _refuse_what_where_put_off(schedule: StepSchedule, rows: Sequence[int]) -> None:
+    """Refuses, where a `where` chose the rows, what could not be refused before: places, and metrics, that they do not have.
+
+    Raises:
+        PlanError: a write, or a read without anchor, has nowhere to go on a row; or a metric no row that it can be scored on.
+    """
     if schedule.step.where is None:
         return
+    problems = []
     for name, passes in schedule.passes.items():
-        for one in passes:
-            for write in one.forward.writes:
-                misses = {row: one.windows[write.name][row].reason for row in rows if one.windows[write.name][row].reason}
-                if misses:
-                    got = ", ".join(f"row {row} ({reason})" for row, reason in list(misses.items())[:20])
-                    path = f"interventions.{name}.writes.{write.name}.pos"
-                    raise PlanError(Problem(path, "something to write on every row", f"nothing on {got}", code="write_has_no_place"))
+        for place, windows in ((place, one.windows[place.name]) for one in passes for place in one.forward.places):
+            misses = ", ".join(f"row {row} ({windows[row].reason})" for row in [row for row in rows if windows[row].reason][:20])
+            path = f"interventions.{name}.{'writes' if isinstance(place, nodes.Write) else 'reads'}.{place.name}.pos"
+            has_anchor = any(pos is not None and pos.scope is not None for pos in (place.pos, place.keys))
+            if misses and isinstance(place, nodes.Write):
+                problems.append(Problem(path, "something to write on every row", f"nothing on {misses}", code="write_has_no_place"))
+            elif misses and isinstance(place, nodes.Read) and not (place.is_hidden or has_anchor):
+                problems.append(Problem(path, "a position that every row has", f"none on {misses}", code="read_has_no_place"))
+        for metric in schedule.step.intervention(name).metrics:
+            reasons = metric_reasons(schedule, schedule.step.intervention(name), metric)
+            if not problems and all(reasons[row] for row in rows):
+                got = f"none of the {len(rows)} that run"
+                path = f"interventions.{name}.metrics.{metric.name}"
+                problems.append(Problem(path, "at least one row that can be scored", got, code="no_eligible_row"))
+    if problems:
+        raise PlanError(dict.fromkeys(problems))
 
 
 def _refuse_one_row(step: nodes.Observe, rows: Sequence[int]) -> None:

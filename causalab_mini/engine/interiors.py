@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
@@ -92,9 +92,9 @@ def _attend(name: str) -> Callable[..., Any]:
         if scores is None and probs is None:
             result, weights = own(module, query, key, value, attention_mask, **options)
         else:
-            with _SoftmaxStops(scores, probs, state) as softmax:
+            with _SoftmaxStops(scores, probs, state, type(module).__name__, tuple(query.shape[:3])) as softmax:
                 result, weights = own(module, query, key, value, attention_mask, **options)
-            softmax.refuse_unless_one(type(module).__name__)
+            softmax.refuse_unless_one()
         if (stop := sides.get("z")) is not None:
             flat = result.flatten(start_dim=2)
             changed = visit(flat, stop, state)
@@ -116,7 +116,14 @@ def _at_heads(tensor: Tensor, stop: Visit | None, state: State) -> Tensor:
 
 
 class _SoftmaxStops(TorchFunctionMode):
-    """Stops at the argument and at the result of a softmax."""
+    """Stops at the argument and at the result of the one softmax of a computation.
+
+    Args:
+        argument, result: the stops.
+        state: of the forward.
+        what: computes, for an error.
+        lines: the axes before the last, of a softmax that is the one.
+    """
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -125,11 +132,13 @@ class _SoftmaxStops(TorchFunctionMode):
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
-    def __init__(self, argument: Visit | None, result: Visit | None, state: State) -> None:
+    def __init__(self, argument: Visit | None, result: Visit | None, state: State, what: str, lines: tuple[int, ...]) -> None:
         super().__init__()
         self.argument = argument
         self.result = result
         self.state = state
+        self.what = what
+        self.lines = lines
         self.n_calls = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -138,6 +147,8 @@ class _SoftmaxStops(TorchFunctionMode):
             return func(*args, **kwargs)
         self.n_calls += 1
         scores = args[0]
+        if self.n_calls > 1 or tuple(scores.shape[:-1]) != self.lines:
+            self.refuse(f"softmax {self.n_calls} of {' × '.join(map(str, scores.shape[:-1])) or 1} lines")
         if self.argument is not None:
             changed = visit(scores, self.argument, self.state)
             scores = scores if changed is None else changed
@@ -147,14 +158,22 @@ class _SoftmaxStops(TorchFunctionMode):
             probs = probs if changed is None else changed
         return probs
 
-    def refuse_unless_one(self, what: str) -> None:
-        """Refuses a computation with another number of softmaxes than the one that is known."""
-        if self.n_calls != 1:
-            import transformers
+    def refuse_unless_one(self) -> None:
+        """Refuses a computation without the softmax that is known.
 
-            expected = f"one softmax in {quoted(what)}"
-            hint = f"transformers {transformers.__version__} computes this in another way than is known"
-            raise RunError(Problem("", expected, f"{self.n_calls}", hint, "interior"))
+        Raises:
+            RunError: there was none.
+        """
+        if self.n_calls != 1:
+            self.refuse("none")
+
+    def refuse(self, got: str) -> NoReturn:
+        """Refuses a computation in another way than the one that is known."""
+        import transformers
+
+        expected = f"one softmax in {quoted(self.what)}, of {' × '.join(map(str, self.lines))} lines"
+        hint = f"transformers {transformers.__version__} computes this in another way than is known"
+        raise RunError(Problem("", expected, got, hint, "interior"))
 
 
 @contextmanager
@@ -163,14 +182,15 @@ def _router(module: nn.Module, path: str, sides: Mapping[str, Visit], state: Sta
     entered: list[_SoftmaxStops] = []
 
     def enter(module: nn.Module, args: Any) -> None:
-        softmax = _SoftmaxStops(sides.get("router_logits"), sides.get("router_probs"), state)
+        lines = (state.shape[0] * state.shape[1],)
+        softmax = _SoftmaxStops(sides.get("router_logits"), sides.get("router_probs"), state, path, lines)
         softmax.__enter__()
         entered.append(softmax)
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         softmax = entered.pop()
         softmax.__exit__(None, None, None)
-        softmax.refuse_unless_one(path)
+        softmax.refuse_unless_one()
 
     handles = [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
     try:

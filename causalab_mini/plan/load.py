@@ -64,9 +64,15 @@ class Document:
         return self.points[0].spec.model
 
     @property
+    def uncounted(self) -> tuple[str, ...]:
+        """The paths of `"all"` that stand for their first value as yet."""
+        wrappers = () if self.counts_all else [wrapper for axis in self.axes for wrapper in axis.wrappers]
+        return tuple(path_text(wrapper.path) for wrapper in wrappers if wrapper_is_all(self.raw, wrapper.path))
+
+    @property
     def digest(self) -> str:
-        """What makes it the experiment it is."""
-        return digest_of_points(point.digest for point in self.points)
+        """What makes it the experiment it is; another one as long as an `"all"` is uncounted."""
+        return digest_of_points([*(point.digest for point in self.points), *(f"all of {path}" for path in self.uncounted)])
 
     @property
     def is_sweep(self) -> bool:

@@ -189,7 +189,7 @@ def _sweepable(value: Any, name: str) -> dict[str, Any]:
             if isinstance(value.get(key), dict):
                 value[key] = _sweepable(value[key], name)
     description = {"description": value["description"]} if isinstance(value, dict) and "description" in value else {}
-    swept: list[dict[str, Any]] = [{"type": "array", "items": value, "minItems": 1, "uniqueItems": True}]
+    swept: list[dict[str, Any]] = [{"type": "array", "items": value, "minItems": 1}]
     integer = {"type": "integer"}
     bounds = {"type": "array", "prefixItems": [integer, integer, {**integer, "not": {"const": 0}}], "minItems": 2, "maxItems": 3}
     swept.append({"type": "object", "properties": {"range": bounds}, "required": ["range"], "additionalProperties": False})

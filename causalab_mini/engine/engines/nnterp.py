@@ -13,7 +13,7 @@ from causalab_mini.engine.engines.base import BaseEngine
 from causalab_mini.engine.interiors import interiors
 from causalab_mini.engine.loading import Checkpoint, open_checkpoint
 from causalab_mini.engine.walk import note_tails, replaced, resumed, taken, visit
-from causalab_mini.errors import ModelError, Problem, quoted
+from causalab_mini.errors import CausalabError, ModelError, Problem, quoted
 from causalab_mini.model.components import COMPONENTS
 from causalab_mini.model.families import Address, Family
 from causalab_mini.plan.spec import ModelSpec
@@ -64,8 +64,11 @@ class NNterpEngine(BaseEngine):
             if not borders and shortcut == PLAIN:
                 model._model(**inputs)
                 return
-            with model.trace(**inputs) as tracer:
-                walk(model, borders, state, shortcut, family, tracer)
+            try:
+                with model.trace(**inputs) as tracer:
+                    walk(model, borders, state, shortcut, family, tracer)
+            except CausalabError as error:  # nnsight raises a class of its own, made of ours, that can't be built again
+                raise getattr(error, "original", error) from None
 
 
 def walk(model: Any, visits: tuple[Visit, ...], state: State, shortcut: Shortcut, family: Family, tracer: Any) -> None:
