@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from causalab_mini.model.reference import components_page
 from causalab_mini.plan.reference import reference
 
-PAGES = {"language.md": reference}
+PAGES = {"components.md": components_page, "language.md": reference}
 
 
 def main() -> None:

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from authoring import LOGITS, document, observe, pair, site, write_table
+from authoring import ENTITY, LOGITS, document, observe, pair, patching, site, write_document, write_table
 from conftest import save_random, small_tokenizer
 from families_by_hand import CONFIGS, INTERFACED, INTERIOR, LAYERS, PATTERNS, PER_HEAD, ROUTER, WHOLE, Plain, present
+from reference import tokens_of
 
 from causalab_mini.model.components import COMPONENTS
 
@@ -67,6 +68,7 @@ class Zoo:
         self.folder = folder
         self.made = {}
         write_table(folder / "data", "rows", ROWS)
+        write_table(folder / "data", "crossed", [{**row, "counterfactual_inputs": [ROWS[1]["input"]]} for row in ROWS])
 
     def once(self, key, make):
         if key not in self.made:
@@ -106,15 +108,15 @@ class Zoo:
     def n_prefix(self, name):
         return len(self.ids(name, ""))
 
-    def request(self, name, interventions, steps, kind="nnterp", attention="eager", rows="data"):
+    def request(self, name, interventions, steps, kind="nnterp", attention="eager"):
         from causalab_mini.plan.build import build_request
 
         raw = document(interventions, steps, str(self.checkpoint(name)))
         raw["model"]["attn_implementation"] = attention
-        return build_request(raw, self.folder / rows, self.engine(name, kind, attention))
+        return build_request(raw, self.folder / "data", self.engine(name, kind, attention))
 
-    def run(self, name, interventions, steps, kind="nnterp", attention="eager", rows="data", **options):
-        request = self.request(name, interventions, steps, kind, attention, rows)
+    def run(self, name, interventions, steps, kind="nnterp", attention="eager", **options):
+        request = self.request(name, interventions, steps, kind, attention)
         if options.get("batch_size") == 1:
             options["rewrites"] = ()  # which give the head fewer tokens: another product, whose last bits may differ
         return self.engine(name, kind, attention).execute(request, **{"check": "off", **options})
@@ -141,7 +143,10 @@ class Zoo:
 
 @pytest.fixture(scope="session")
 def zoo(tmp_path_factory):
-    return Zoo(tmp_path_factory.mktemp("zoo"))
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # matrices of 64 columns: threads would only wait for each other
+    yield Zoo(tmp_path_factory.mktemp("zoo"))
+    torch.set_num_threads(n_threads)
 
 
 def place(component, layers, **more):
@@ -336,10 +341,9 @@ def features_of(component, heads, keys, flat, kv_heads):
     return [head * size + part for head in heads for part in (range(size) if keys is None else keys)]
 
 
-def interventions_of(name):
+def interventions_of(name, layer):
     """Returns a swap of the last two tokens at every place, and at every place with heads one of two of them: by a constant, at one token."""
     made = {"unpatched": {"reads": {"z": {"site": LOGITS, "pos": ALL, "input": "base"}}}}
-    layer = LAYERS[name][:1]
     reads = {
         "z": {"site": LOGITS, "pos": ALL, "model": "patched"},
         "stream": {"site": site("block_output", -1), "pos": ALL, "model": "patched"},
@@ -348,34 +352,34 @@ def interventions_of(name):
     for component in present(name):
         if not COMPONENTS[component].is_writable:
             continue
-        where = {"site": place(component, layer), "pos": {"last": 2}}
+        where = {"site": place(component, [layer]), "pos": {"last": 2}}
         source = {**where, "input": "counterfactual"}
         patch = {**where, "mechanism": "swap", "operand": "source"}
         made[component] = {"reads": {"source": source, **reads}, "writes": {"patch": patch}, "models": models}
         if component in PER_HEAD:
             heads = [1] if component in ("attention_key", "attention_value") else [2, 0]
-            patch = {"site": place(component, layer, heads=heads), "pos": -2, "mechanism": "swap", "operand": 0.5}
+            patch = {"site": place(component, [layer], heads=heads), "pos": -2, "mechanism": "swap", "operand": 0.5}
             if component in PATTERNS:
                 patch["keys"] = {"span": [0, 2]}
             made[f"{component}-heads"] = {"reads": reads, "writes": {"patch": patch}, "models": models}
     return made
 
 
-def written(zoo, name, kind, batch_size=None):
+def written(zoo, name, layer, kind, batch_size=None):
     def run():
-        interventions = interventions_of(name)
+        interventions = interventions_of(name, layer)
         outputs = {f"{key}_{read}": f"{key}/{read}" for key, entry in interventions.items() for read in entry["reads"] if read != "source"}
         steps = {"s": observe(list(interventions), outputs=outputs)}
         return zoo.run(name, interventions, steps, kind, batch_size=batch_size).step("s").results["outputs"]
 
-    return zoo.once(("written", name, kind, batch_size), run)
+    return zoo.once(("written", name, layer, kind, batch_size), run)
 
 
-def plainly_written(zoo, name, component, row, narrows):
+def plainly_written(zoo, name, component, in_layer, row, narrows):
     """Returns logits and last stream of a row of which plain PyTorch wrote the same."""
 
     def make():
-        layer = None if component in WHOLE else LAYERS[name][0]
+        layer = None if component in WHOLE else in_layer
         n_prefix, kv_heads = zoo.n_prefix(name), zoo.engine(name).facts.n_kv_heads
         source = zoo.plain_counterfactual(name, row)[component, layer][-2:]
 
@@ -390,16 +394,16 @@ def plainly_written(zoo, name, component, row, narrows):
 
         return zoo.plain(name, ROWS[row]["input"], {(component, layer): edit})
 
-    found = zoo.once(("plainly written", name, component, row, narrows), make)
+    found = zoo.once(("plainly written", name, component, in_layer, row, narrows), make)
     last = ("block_output", 1)
     return found["logits", None][zoo.n_prefix(name) :], found[last][zoo.n_prefix(name) :] if last in found else None
 
 
-def assert_written(zoo, name, component, narrows):
+def assert_written(zoo, name, component, layer, narrows):
     key = f"{component}-heads" if narrows else component
-    batched, alone = written(zoo, name, "nnterp"), written(zoo, name, "hooks", 1)
+    batched, alone = written(zoo, name, layer, "nnterp"), written(zoo, name, layer, "hooks", 1)
     for row, _ in enumerate(ROWS):
-        logits, stream = plainly_written(zoo, name, component, row, narrows)
+        logits, stream = plainly_written(zoo, name, component, layer, row, narrows)
         assert_near(row_of(batched[f"{key}_z"], row)[0], logits, f"row {row}")
         assert torch.equal(row_of(alone[f"{key}_z"], row)[0], logits), f"row {row}"
         if stream is not None:
@@ -410,12 +414,14 @@ def assert_written(zoo, name, component, narrows):
 
 @pytest.mark.parametrize(**ids_of_cells(WRITABLE))
 def test_a_write_changes_the_model_as_plain_hooks_do(zoo, name, component):
-    assert_written(zoo, name, component, narrows=False)
+    for layer in LAYERS[name]:
+        assert_written(zoo, name, component, layer, narrows=False)
 
 
 @pytest.mark.parametrize(**ids_of_cells([cell for cell in WRITABLE if cell[1] in PER_HEAD]))
 def test_a_write_at_some_heads_changes_them_alone(zoo, name, component):
-    assert_written(zoo, name, component, narrows=True)
+    for layer in LAYERS[name]:
+        assert_written(zoo, name, component, layer, narrows=True)
 
 
 # refusals
@@ -425,7 +431,428 @@ def test_a_write_at_some_heads_changes_them_alone(zoo, name, component):
 def test_a_place_that_a_family_has_not_is_refused_with_its_reason(zoo, name, component):
     from causalab_mini.errors import PlanError
 
-    for part in ({"reads": {"v": {"site": place(component, LAYERS[name][:1]), "pos": -1, "input": "base"}}},):
+    where = {"site": place(component, LAYERS[name][:1]), "pos": -1}
+    for intervention in ({"reads": {"v": {**where, "input": "base"}}}, patching({**where, "mechanism": "swap", "operand": 0.5})):
         with pytest.raises(PlanError) as refusal:
-            zoo.request(name, {"look": part}, {"s": observe("look", both=False)})
+            zoo.request(name, {"look": intervention}, {"s": observe("look", both=False)})
         assert f"got `{component}`: {REASONS[name][component]}" in str(refusal.value)
+
+
+def refused(zoo, name, interventions, **more):
+    """Returns why a document is refused once its rows are known."""
+    from causalab_mini.errors import PlanError
+    from causalab_mini.schedule.schedule import build_schedule
+
+    with pytest.raises(PlanError) as refusal:
+        request = zoo.request(name, interventions, {"s": observe(list(interventions), **more)})
+        for point in request.points:
+            build_schedule(request, point)
+    return str(refusal.value)
+
+
+def test_layers_that_are_built_differently_have_their_own_places(zoo):
+    reads = {component: {"site": site(component, 1)} for component in (*ROUTER, "block_mid")}
+    found = zoo.outputs("qwen2_moe-dense", reads)
+    assert found["router_logits"].value.data.shape[-1] == 4
+    assert_near(found["router_logits"].value.data.softmax(dim=-1), found["router_probs"].value.data)
+    for component, layers, reason in [
+        ("router_logits", "all", NO_EXPERTS),
+        ("mlp_activation", [0, 1], EXPERTS),
+        ("mlp_neuron_output", -1, EXPERTS),
+    ]:
+        look = {"reads": {"v": {"site": site(component, layers), "pos": -1, "input": "base"}}}
+        assert f"`{component}`: {reason}" in refused(zoo, "qwen2_moe-dense", {"look": look}, both=False)
+
+
+# bands of layers
+
+
+@pytest.mark.parametrize("component", INTERIOR)
+def test_a_band_of_layers_is_read_and_written_as_each_of_them(zoo, component):
+    """In listed order, and `all` is every layer; one swap at all of them is what plain PyTorch makes of both."""
+    found = zoo.outputs("llama", {"up": {"site": site(component, [1, 0])}, "every": {"site": site(component, "all")}})
+    assert torch.equal(found["up"].value.data.flip(0), found["every"].value.data)
+    assert torch.equal(found["every"].value.data, zoo.readings("llama", "nnterp")[component].value.data)
+    where = {"site": site(component, "all"), "pos": -1}
+    patch = patching({**where, "mechanism": "swap", "operand": "source"}, where)
+    made = zoo.run("llama", {"p": patch}, {"s": observe("p", outputs={"z": "prediction"})}).step("s").results["outputs"]["z"]
+    for row, entry in enumerate(ROWS):
+        edits = {}
+        for layer in (0, 1):
+
+            def edit(flat, last=zoo.plain_counterfactual("llama", row)[component, layer][-1]):
+                flat[-1] = last
+                return flat
+
+            edits[component, layer] = edit
+        assert_near(row_of(made, row)[0], zoo.plain("llama", entry["input"], edits)["logits", None][-1:])
+
+
+# keys and knockout
+
+GROUPED = ("gpt2", "llama", "gemma2")
+"""Learned positions; grouped keys; soft-caps and windows."""
+
+
+def entity_of(zoo, name, row):
+    """Returns where the tokens of a row's entity stand among its ids, by the tokenizer's offsets."""
+    return list(tokens_of(zoo.engine(name).tokenizer, ROWS[row]["input"], ROWS[row]["entity"]))
+
+
+@pytest.mark.parametrize("component", PATTERNS)
+@pytest.mark.parametrize("name", GROUPED)
+def test_keys_and_heads_narrow_a_pattern(zoo, name, component):
+    reads = {
+        "entity": {"site": site(component, 1, heads=[3, 1]), "pos": {"last": 2}, "keys": ENTITY},
+        "bos": {"site": site(component, 1), "pos": -1, "keys": {"index": 0, "scope": {"segment": "prefix"}}},
+        "two": {"site": site(component, [0, 1], heads=[2]), "pos": -1, "keys": {"last": 2}},
+    }
+    found = zoo.outputs(name, reads)
+    for row, entry in enumerate(ROWS):
+        n_tokens = len(zoo.ids(name, entry["input"]))
+        plain = torch.stack([zoo.plain_base(name, row)[component, layer].reshape(n_tokens, 4, n_tokens) for layer in (0, 1)])
+        plain, keys = plain.transpose(1, 2), entity_of(zoo, name, row)
+        assert_near(found["entity"].pattern.row(found["entity"].value, row), plain[1:, [3, 1], -2:][..., keys])
+        assert_near(found["bos"].pattern.row(found["bos"].value, row), plain[1:, :, -1:, :1])
+        assert_near(found["two"].pattern.row(found["two"].value, row), plain[:, 2:3, -1:, -2:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("component", PATTERNS)
+@pytest.mark.parametrize("name", GROUPED)
+def test_a_write_at_anchored_keys_is_made_at_them_alone(zoo, name, component, kind):
+    patch = {"site": site(component, 1, heads=[1]), "pos": -1, "keys": ENTITY, "mechanism": "add_scaled", "operand": 0.25}
+    step = observe("p", both=False, outputs={"z": "prediction"})
+    made = zoo.run(name, {"p": patching(patch)}, {"s": step}, kind).step("s").results["outputs"]["z"]
+    for row, entry in enumerate(ROWS):
+        n_tokens, keys = len(zoo.ids(name, entry["input"])), entity_of(zoo, name, row)
+
+        def edit(flat, features=[n_tokens + key for key in keys]):  # noqa: B006
+            flat[-1, features] += 0.25
+            return flat
+
+        assert_near(row_of(made, row)[0], zoo.plain(name, entry["input"], {(component, 1): edit})["logits", None][-1:])
+
+
+def test_a_row_without_its_anchored_keys_is_read_as_ineligible_and_is_not_written(zoo):
+    keys = {"all": True, "scope": {"text": "so"}}
+    look = {
+        "reads": {"v": {"site": site("attention_probs", 0), "pos": -1, "keys": keys, "input": "base"}},
+        "metrics": {"m": {"kind": "value", "of": "v", "how": "sum"}},
+    }
+    step = zoo.run("llama", {"p": look}, {"s": observe("p", both=False, outputs={"v": "v"})}).step("s")
+    reasons = [row["reason"] for row in step.results["metrics"]["m"]]
+    assert reasons == ["alignment_missing", "", "alignment_missing", "alignment_ambiguous"]
+    assert [row["value"] is None for row in step.results["metrics"]["m"]] == [True, False, True, True]
+    assert step.results["outputs"]["v"].value.lengths == (0, 1, 0, 0)
+    said = refused(zoo, "llama", {"p": cutting("attention_scores", keys=keys)}, both=False)
+    assert "interventions.p.writes.patch.keys: expected something to write on every row, got nothing on row 0 (alignment_missing)" in said
+    look["reads"]["v"]["keys"] = {"index": 7}
+    said = refused(zoo, "llama", {"p": look}, both=False)
+    assert "interventions.p.reads.v.keys: expected a position that every row has, got none on row 0 (out_of_range)" in said
+
+
+def cutting(component, layers="all", keys=ENTITY, pos=-1, **more):
+    """Returns an intervention that cuts edges, and reads logits, scores and the pattern that is left."""
+    reads = {
+        "z": {"site": LOGITS, "pos": ALL, "model": "patched"},
+        "left": {"site": site("attention_probs", "all"), "pos": ALL, "model": "patched"},
+        "scores": {"site": site("attention_scores", "all"), "pos": ALL, "model": "patched"},
+    }
+    patch = {"site": site(component, layers, **more), "pos": pos, "mechanism": "knockout"} | ({} if keys is None else {"keys": keys})
+    return patching(patch, reads=reads)
+
+
+@pytest.mark.parametrize("name", INTERFACED)
+def test_knockout_on_scores_and_on_the_pattern_is_a_mask_of_minus_infinity_in_transformers(zoo, name):
+    interventions = {component: cutting(component, keys={"span": [0, 2]}) for component in PATTERNS}
+    outputs = {f"{component}_{read}": f"{component}/{read}" for component in PATTERNS for read in ("z", "left")}
+    run = zoo.run(name, interventions, {"s": observe(list(interventions), both=False, outputs=outputs)}, check="full").step("s")
+    assert {check.status for check in run.results["checks"]} == {"passed"}
+    made, n_prefix = run.results["outputs"], zoo.n_prefix(name)
+    for row, entry in enumerate(ROWS):
+        ids = zoo.ids(name, entry["input"])
+        distance = torch.arange(len(ids))[:, None] - torch.arange(len(ids))
+        masks = []
+        for layer in (0, 1):
+            hidden = (distance < 0) | (distance >= WINDOWS.get(name, {}).get(layer, len(ids)))
+            mask = torch.zeros(len(ids), len(ids)).masked_fill(hidden, torch.finfo(torch.float32).min)
+            mask[-1, n_prefix : n_prefix + 2] = float("-inf")
+            masks.append(mask[None, None])
+        mask = {"sliding_attention": masks[0], "full_attention": masks[1]} if name.startswith("gemma") else masks[0]
+        with torch.no_grad():
+            plain = zoo.model(name)(torch.tensor([ids]), attention_mask=mask, position_ids=torch.arange(len(ids))[None], output_attentions=True)
+        pattern = torch.stack([layer[0] for layer in plain.attentions])[:, :, n_prefix:]
+        assert float(pattern[:, :, -1, n_prefix : n_prefix + 2].abs().max()) == 0.0
+        for component in PATTERNS:
+            assert_near(row_of(made[f"{component}_z"], row)[0], plain.logits[0, n_prefix:], component)
+            assert_near(made[f"{component}_left"].pattern.row(made[f"{component}_left"].value, row), pattern, component)
+
+
+@pytest.mark.parametrize("component", PATTERNS)
+@pytest.mark.parametrize("name", GROUPED)
+def test_knockout_of_anchored_keys_in_one_head_of_one_layer_leaves_the_others(zoo, name, component):
+    cut = cutting(component, 0, heads=[2], pos={"last": 1})
+    run = zoo.run(name, {"p": cut}, {"s": observe("p", both=False, outputs={"z": "z"})}, check="full").step("s")
+    assert {check.status for check in run.results["checks"]} == {"passed"}
+    for row, entry in enumerate(ROWS):
+        n_tokens, keys = len(zoo.ids(name, entry["input"])), entity_of(zoo, name, row)
+
+        def edit(flat, features=[2 * n_tokens + key for key in keys]):  # noqa: B006
+            flat[-1, features] = float("-inf")
+            return flat
+
+        expected = zoo.plain(name, entry["input"], {("attention_scores", 0): edit})["logits", None]
+        assert_near(row_of(run.results["outputs"]["z"], row)[0], expected[zoo.n_prefix(name) :])
+
+
+def test_what_a_pattern_cannot_take_is_refused(zoo):
+    def refusal(intervention, **more):
+        return refused(zoo, "llama", {"p": intervention}, **more)
+
+    where = {"site": site("attention_probs", 0), "pos": -1}
+    swap = {**where, "mechanism": "swap", "operand": "source"}
+    operand = "interventions.p.writes.patch.operand: expected"
+    assert f"{operand} an operand from rows of as many tokens (patterns have them as axis)" in refusal(patching(swap, where), rows="crossed")
+    assert f"{operand} as many keys as are written, row by row" in refusal(patching(swap, {**where, "keys": {"last": 2}}))
+    said = refusal(cutting("attention_scores", keys=None), both=False)
+    assert "interventions.p.writes.patch.keys: expected a key that is left to attend to, for every query" in said
+    narrow = {"site": site("attention_probs", 0, heads=[0, 1]), "pos": -1, "input": "base"}
+    outputs = {"some": "some", "all": "all", "rest": {"difference": ["all", "some"]}}
+    said = refusal({"reads": {"some": narrow, "all": {**narrow, "site": site("attention_probs", 0)}}}, both=False, outputs=outputs)
+    assert "steps.s.outputs.rest.difference[1]: expected keys of 4 heads, got `some` with keys of 2 heads" in said
+    look = {"reads": {"some": {**narrow, "keys": {"last": 2}}, "all": narrow}}
+    said = refusal(look, both=False, outputs=outputs)
+    assert "steps.s.outputs.rest.difference[1]: expected as many keys as `all`, row by row, got another number in `some`" in said
+    look["metrics"] = {"angle": {"kind": "cosine", "of": "all", "against": "some"}}
+    said = refusal(look, both=False)
+    assert "interventions.p.metrics.angle.against: expected as many keys as `all` has, row by row, got another number in `some`" in said
+
+
+@pytest.mark.parametrize("component", PER_HEAD)
+def test_heads_and_units_are_counted_by_query_or_by_key(zoo, component):
+    n_heads = 2 if component in ("attention_key", "attention_value") else 4
+    look = {"reads": {"v": {"site": site(component, 0, heads=[n_heads]), "pos": -1, "input": "base"}}}
+    assert f"interventions.p.reads.v.site.heads: expected below {n_heads}" in refused(zoo, "llama", {"p": look}, both=False)
+    if component in PATTERNS:
+        return
+    whole = zoo.readings("llama", "nnterp")[component].value.data[1]
+    found = zoo.outputs("llama", {"heads": {"site": site(component, 1, heads=[1, 0])}, "units": {"site": site(component, 1, units=[17, 3])}})
+    assert torch.equal(found["heads"].value.data[0], torch.cat([whole[:, 16:32], whole[:, :16]], dim=1))
+    assert torch.equal(found["units"].value.data[0], whole[:, [17, 3]])
+    look["reads"]["v"]["site"] = site(component, 0, units=[16 * n_heads])
+    assert f"interventions.p.reads.v.site.units: expected below {16 * n_heads}" in refused(zoo, "llama", {"p": look}, both=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_knockout_that_leaves_no_key_is_refused_when_it_is_made(zoo, kind):
+    """What positions alone don't tell: a sliding window hides the rest, or several writes cut all of it together."""
+    from causalab_mini.errors import RunError
+
+    two = cutting("attention_probs", 1, ALL)
+    two["writes"]["bos"] = {**two["writes"]["patch"], "keys": {"index": 0, "scope": {"segment": "prefix"}}}
+    two["models"]["patched"]["writes"] = ["patch", "bos"]
+    for intervention, write, layer in ((cutting("attention_scores", 0, ALL), "patch", 0), (two, "bos", 1)):
+        with pytest.raises(RunError) as refusal:
+            zoo.run("gemma2", {"p": intervention}, {"s": observe("p", both=False)}, kind)
+        assert f"writes.{write}.keys: expected a key that is left to attend to in every head of layer {layer}" in str(refusal.value)
+
+
+# scores, files
+
+
+@pytest.mark.parametrize("how", ["sum", "mean", "norm", "max"])
+@pytest.mark.parametrize("component", PATTERNS)
+def test_a_value_of_a_pattern_sees_no_padding(zoo, component, how):
+    """Rows have other numbers of keys; the attention that falls on some is a probability."""
+    reads = {
+        "one": {"site": site(component, 1, heads=[2]), "pos": -1, "input": "base"},
+        "two": {"site": site(component, [0, 1], heads=[2, 0]), "pos": -1, "keys": ENTITY, "input": "base"},
+    }
+    metrics = {read: {"kind": "value", "of": read, "how": how} for read in reads}
+    step = zoo.run("llama", {"p": {"reads": reads, "metrics": metrics}}, {"s": observe("p", both=False)}).step("s")
+    tables = step.results["metrics"]
+    number = {"sum": torch.sum, "mean": torch.mean, "norm": torch.linalg.vector_norm, "max": torch.max}[how]
+    assert {row["unit"] for table in tables.values() for row in table} == {"probability" if component == "attention_probs" else "activation"}
+    for row, entry in enumerate(ROWS):
+        n_tokens, keys = len(zoo.ids("llama", entry["input"])), entity_of(zoo, "llama", row)
+        plain = [zoo.plain_base("llama", row)[component, layer][-1].reshape(4, n_tokens) for layer in (0, 1)]
+        assert tables["one"][row]["value"] == pytest.approx(float(number(plain[1][2])), abs=1e-5)
+        for layer in (0, 1):
+            line = next(line for line in tables["two"] if (line["layer"], line["example_id"]) == (layer, str(row)))
+            assert line["value"] == pytest.approx(float(number(plain[layer][[2, 0]][:, keys])), abs=1e-5)
+
+
+def test_patterns_are_saved_row_by_row_without_padding(zoo, tmp_path):
+    from safetensors import safe_open
+
+    from causalab_mini import load
+
+    reads = {
+        "whole": {"site": site("attention_probs", 1), "pos": ALL, "input": "base"},
+        "some": {"site": site("attention_scores", [1, 0], heads=[2, 0]), "pos": {"last": 2}, "keys": ENTITY, "input": "base"},
+        "other": {"site": site("attention_probs", 1), "pos": ALL, "input": "counterfactual"},
+        "missed": {"site": site("attention_probs", 1), "pos": -1, "keys": {"all": True, "scope": {"text": "If"}}, "input": "base"},
+    }
+    outputs = {**dict(zip(reads, reads, strict=True)), "change": {"difference": ["other", "whole"]}}
+    saves = [{"value": name, "file_path": f"{name}.safetensors"} for name in outputs]
+    write_table(tmp_path / "data", "rows", [{**row, "example_id": f"row {index}"} for index, row in enumerate(ROWS)])
+    raw = document({"look": {"reads": reads}}, {"s": observe("look", outputs=outputs, saves=saves)}, str(zoo.checkpoint("llama")))
+    raw["model"]["attn_implementation"] = "eager"
+    load(write_document(tmp_path, raw)).run(tmp_path / "out")
+
+    def saved(name):
+        with safe_open(tmp_path / "out" / f"{name}.safetensors", "pt") as file:
+            assert file.metadata()["kind"] == "patterns"
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no mapping
+
+    found = {name: saved(name) for name in outputs}
+    assert set(found["missed"]) == {"missed/row 1"}
+    for name in ("whole", "some", "change"):
+        assert set(found[name]) == {f"{name}/row {row}" for row, _ in enumerate(ROWS)}
+    for row, entry in enumerate(ROWS):
+        n_tokens, keys = len(zoo.ids("llama", entry["input"])), entity_of(zoo, "llama", row)
+        base, other = (
+            {key: flat.reshape(n_tokens, 4, n_tokens).transpose(0, 1) for key, flat in run.items() if key[0] in PATTERNS}
+            for run in (zoo.plain_base("llama", row), zoo.plain_counterfactual("llama", row))
+        )
+        assert_near(found["whole"][f"whole/row {row}"], base["attention_probs", 1][:, zoo.n_prefix("llama") :])
+        some = torch.stack([base["attention_scores", layer][[2, 0], -2:][..., keys] for layer in (1, 0)])
+        assert_near(found["some"][f"some/row {row}"], some)
+        change = (other["attention_probs", 1] - base["attention_probs", 1])[:, zoo.n_prefix("llama") :]
+        assert_near(found["change"][f"change/row {row}"], change)
+
+
+@pytest.mark.parametrize("output", [{"reduce": "mean"}, {"reduce": "std"}, {"reduce": "pca", "k": 1}, {"reduce": "mean_by", "by": "entity"}])
+@pytest.mark.parametrize("component", PATTERNS)
+def test_a_pattern_is_not_reduced_over_rows(component, output):
+    """Their axes are the tokens of each row."""
+    from causalab_mini.errors import DocumentError
+    from causalab_mini.plan.load import load_raw
+
+    look = {"reads": {"v": {"site": site(component, 0), "pos": -1, "input": "base"}}}
+    raw = document({"look": look}, {"s": observe("look", both=False, outputs={"o": {"read": "v", **output}})})
+    with pytest.raises(DocumentError) as refusal:
+        load_raw(raw)
+    assert f"steps.s.outputs.o.reduce: expected `none` at `{component}`, got `{output['reduce']}`" in str(refusal.value)
+
+
+# sdpa
+
+
+@pytest.mark.parametrize("name", INTERFACED)
+def test_places_inside_attention_are_the_same_under_sdpa(zoo, name):
+    """And a write there does the same. Soft-caps are not: transformers leaves them out under sdpa."""
+    components = ("attention_query", "attention_key", "attention_value", "attention_z", "attention_premix")
+    layers = LAYERS[name]
+    reads = {component: {"site": place(component, layers)} for component in components}
+    plain = zoo.outputs(name, {"attention_premix": reads["attention_premix"]}, "hooks", "sdpa")["attention_premix"].value.data
+    for kind in KINDS:
+        found = zoo.outputs(name, reads, kind, "sdpa")
+        assert torch.equal(found["attention_z"].value.data, found["attention_premix"].value.data)
+        assert torch.equal(found["attention_premix"].value.data, plain)
+        for component in components if name != "gemma2" else ():
+            assert_near(found[component].value.data, zoo.readings(name, kind)[component].value.data, component)
+    z = {"z": {"site": LOGITS, "pos": ALL, "model": "patched"}}
+    made = {}
+    for attention in ("eager", "sdpa") if name != "gemma2" else ():
+        for component in components[:4]:
+            patch = {"site": site(component, 0, heads=[1]), "pos": -2, "mechanism": "swap", "operand": 0.5}
+            run = zoo.run(name, {"p": patching(patch, reads=z)}, {"s": observe("p", both=False, outputs={"z": "z"})}, "nnterp", attention)
+            made[attention, component] = run.step("s").results["outputs"]["z"].value.data
+    for component in components[:4] if made else ():
+        assert_near(made["sdpa", component], made["eager", component])
+
+
+@pytest.mark.parametrize("attention", ["sdpa", None])
+@pytest.mark.parametrize("component", PATTERNS)
+def test_scores_and_pattern_exist_under_eager_alone(zoo, component, attention):
+    from causalab_mini.errors import PlanError
+
+    look = {"reads": {"v": {"site": site(component, 0), "pos": -1, "input": "base"}}}
+    with pytest.raises(PlanError, match=rf"`{component}`: it exists only where `attn_implementation` is `eager`"):
+        zoo.request("llama", {"p": look}, {"s": observe("p", both=False)}, attention=attention)
+
+
+# the model is left as it was
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pass_that_fails_leaves_the_model_as_it_was(zoo, kind, monkeypatch):
+    from transformers.models.mixtral import modeling_mixtral as source
+
+    from causalab_mini.engine import interiors
+
+    reads = {component: {"site": site(component, 1)} for component in (*INTERIOR, *ROUTER, "block_output")}
+    before = zoo.outputs("mixtral", reads, kind)
+
+    def fails(*arguments, **more):
+        raise ZeroDivisionError
+
+    gate = zoo.engine("mixtral", kind).loaded().get_submodule("model.layers.1.mlp.gate")
+    hooks = len(gate._forward_hooks), len(gate._forward_pre_hooks)
+    for owner, part in ((source, "eager_attention_forward"), (torch, "topk")):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, part, fails)
+            with pytest.raises(ZeroDivisionError):
+                zoo.outputs("mixtral", reads, kind)
+        assert zoo.engine("mixtral", kind).loaded().config._attn_implementation == "eager"
+        assert not interiors._stops
+        assert (len(gate._forward_hooks), len(gate._forward_pre_hooks)) == hooks
+        after = zoo.outputs("mixtral", reads, kind)
+        assert all(torch.equal(after[name].value.data, before[name].value.data) for name in reads)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("where", ["before", "after", "never"])
+def test_attention_that_is_computed_in_another_way_is_refused(zoo, kind, where, monkeypatch):
+    from transformers.models.llama import modeling_llama as source
+
+    from causalab_mini.errors import RunError
+
+    own = source.eager_attention_forward
+
+    def other(module, query, *more, **options):
+        if where == "never":
+            with monkeypatch.context() as patched:
+                patched.setattr(torch.nn.functional, "softmax", lambda scores, dim, dtype: scores.log_softmax(dim, dtype).exp())
+                return own(module, query, *more, **options)
+        if where == "before":
+            torch.softmax(query.new_zeros(3), dim=-1)
+        result = own(module, query, *more, **options)
+        result[1].softmax(dim=-1)
+        return result
+
+    monkeypatch.setattr(source, "eager_attention_forward", other)
+    with pytest.raises(RunError) as refusal:
+        zoo.outputs("llama", {"v": {"site": site("attention_probs", 1)}, "z": {"site": LOGITS}}, kind)
+    assert type(refusal.value) is RunError
+    got = {"before": "softmax 1 of 1 lines", "after": "softmax 2 of 4 × 4 × 10 lines", "never": "none"}[where]
+    assert str(refusal.value).startswith(f"error: expected one softmax in `LlamaAttention`, of 4 × 4 × 10 lines, got {got}")
+
+
+# the page
+
+
+def test_every_cell_of_the_page_is_one_that_is_proved_here(zoo):
+    """The page is made of small configs in the package; they make the families of the configs that are run here."""
+    from causalab_mini.model.families import FAMILIES
+    from causalab_mini.model.reference import COLUMNS, cells_of, components_page
+
+    assert set(COLUMNS) == set(CONFIGS)
+    page = components_page()
+    for name, column in COLUMNS.items():
+        model_type, _ = CONFIGS[name]
+        config = zoo.engine(name).checkpoint.config
+        assert column.model_type == model_type
+        proved, written_down = FAMILIES[model_type](config), column.family()
+        assert (proved.places, proved.is_parallel) == (written_down.places, written_down.is_parallel)
+        for component in COMPONENTS:
+            cell = cells_of(name)[component]
+            if (name, component) in CELLS:
+                assert cell == ("read/write" if (name, component) in WRITABLE else "read")
+            else:
+                assert (name, component) in REFUSED
+                assert cell.startswith(REASONS[name][component])
+        assert f"`{name}`" in page
+    assert len([line for line in page.splitlines() if line.startswith("| `") and line.count("|") > 4]) == len(COMPONENTS)

@@ -142,12 +142,13 @@ def plain_schedule(request: nodes.Request, schedules: Sequence[Schedule]) -> Phy
 
 
 def _renamed(one: Pass, identity: Identity) -> Pass:
-    """Returns a pass whose reads are named by what they are."""
+    """Returns a pass whose reads are named by what they are, each once."""
     places: list[nodes.Read | nodes.Write] = []
     own = identity.values
     for place in one.forward.places:
         if isinstance(place, nodes.Read):
-            places.append(replace(place, name=own[place.name]))
+            if all(own[place.name] != other.name for other in places):
+                places.append(replace(place, name=own[place.name]))
         elif isinstance(place.operand, nodes.FromRead):
             read = own.get(place.operand.read) or identity.operands[place.name]
             places.append(replace(place, operand=replace(place.operand, read=read)))
