@@ -1,5 +1,7 @@
 """Every family × every component: a read and a write that are those of plain PyTorch, or a refusal with its reason."""
 
+from functools import partial
+
 import pytest
 import torch
 from authoring import ENTITY, LOGITS, document, observe, pair, patching, site, write_document, write_table
@@ -443,10 +445,12 @@ def refused(zoo, name, interventions, **more):
     from causalab_mini.errors import PlanError
     from causalab_mini.schedule.schedule import build_schedule
 
-    with pytest.raises(PlanError) as refusal:
+    def compile():
         request = zoo.request(name, interventions, {"s": observe(list(interventions), **more)})
-        for point in request.points:
-            build_schedule(request, point)
+        return [build_schedule(request, point) for point in request.points]
+
+    with pytest.raises(PlanError) as refusal:
+        compile()
     return str(refusal.value)
 
 
@@ -477,14 +481,13 @@ def test_a_band_of_layers_is_read_and_written_as_each_of_them(zoo, component):
     patch = patching({**where, "mechanism": "swap", "operand": "source"}, where)
     made = zoo.run("llama", {"p": patch}, {"s": observe("p", outputs={"z": "prediction"})}).step("s").results["outputs"]["z"]
     for row, entry in enumerate(ROWS):
-        edits = {}
-        for layer in (0, 1):
+        source = zoo.plain_counterfactual("llama", row)
 
-            def edit(flat, last=zoo.plain_counterfactual("llama", row)[component, layer][-1]):
-                flat[-1] = last
-                return flat
+        def edited(flat, layer, source=source):
+            flat[-1] = source[component, layer][-1]
+            return flat
 
-            edits[component, layer] = edit
+        edits = {(component, layer): partial(edited, layer=layer) for layer in (0, 1)}
         assert_near(row_of(made, row)[0], zoo.plain("llama", entry["input"], edits)["logits", None][-1:])
 
 
@@ -581,7 +584,9 @@ def test_knockout_on_scores_and_on_the_pattern_is_a_mask_of_minus_infinity_in_tr
             masks.append(mask[None, None])
         mask = {"sliding_attention": masks[0], "full_attention": masks[1]} if name.startswith("gemma") else masks[0]
         with torch.no_grad():
-            plain = zoo.model(name)(torch.tensor([ids]), attention_mask=mask, position_ids=torch.arange(len(ids))[None], output_attentions=True)
+            plain = zoo.model(name)(
+                torch.tensor([ids]), attention_mask=mask, position_ids=torch.arange(len(ids))[None], output_attentions=True
+            )
         pattern = torch.stack([layer[0] for layer in plain.attentions])[:, :, n_prefix:]
         assert float(pattern[:, :, -1, n_prefix : n_prefix + 2].abs().max()) == 0.0
         for component in PATTERNS:
@@ -613,7 +618,9 @@ def test_what_a_pattern_cannot_take_is_refused(zoo):
     where = {"site": site("attention_probs", 0), "pos": -1}
     swap = {**where, "mechanism": "swap", "operand": "source"}
     operand = "interventions.p.writes.patch.operand: expected"
-    assert f"{operand} an operand from rows of as many tokens (patterns have them as axis)" in refusal(patching(swap, where), rows="crossed")
+    assert f"{operand} an operand from rows of as many tokens (patterns have them as axis)" in refusal(
+        patching(swap, where), rows="crossed"
+    )
     assert f"{operand} as many keys as are written, row by row" in refusal(patching(swap, {**where, "keys": {"last": 2}}))
     said = refusal(cutting("attention_scores", keys=None), both=False)
     assert "interventions.p.writes.patch.keys: expected a key that is left to attend to, for every query" in said
@@ -637,7 +644,9 @@ def test_heads_and_units_are_counted_by_query_or_by_key(zoo, component):
     if component in PATTERNS:
         return
     whole = zoo.readings("llama", "nnterp")[component].value.data[1]
-    found = zoo.outputs("llama", {"heads": {"site": site(component, 1, heads=[1, 0])}, "units": {"site": site(component, 1, units=[17, 3])}})
+    found = zoo.outputs(
+        "llama", {"heads": {"site": site(component, 1, heads=[1, 0])}, "units": {"site": site(component, 1, units=[17, 3])}}
+    )
     assert torch.equal(found["heads"].value.data[0], torch.cat([whole[:, 16:32], whole[:, :16]], dim=1))
     assert torch.equal(found["units"].value.data[0], whole[:, [17, 3]])
     look["reads"]["v"]["site"] = site(component, 0, units=[16 * n_heads])
@@ -673,7 +682,9 @@ def test_a_value_of_a_pattern_sees_no_padding(zoo, component, how):
     step = zoo.run("llama", {"p": {"reads": reads, "metrics": metrics}}, {"s": observe("p", both=False)}).step("s")
     tables = step.results["metrics"]
     number = {"sum": torch.sum, "mean": torch.mean, "norm": torch.linalg.vector_norm, "max": torch.max}[how]
-    assert {row["unit"] for table in tables.values() for row in table} == {"probability" if component == "attention_probs" else "activation"}
+    assert {row["unit"] for table in tables.values() for row in table} == {
+        "probability" if component == "attention_probs" else "activation"
+    }
     for row, entry in enumerate(ROWS):
         n_tokens, keys = len(zoo.ids("llama", entry["input"])), entity_of(zoo, "llama", row)
         plain = [zoo.plain_base("llama", row)[component, layer][-1].reshape(4, n_tokens) for layer in (0, 1)]
@@ -723,7 +734,9 @@ def test_patterns_are_saved_row_by_row_without_padding(zoo, tmp_path):
         assert_near(found["change"][f"change/row {row}"], change)
 
 
-@pytest.mark.parametrize("output", [{"reduce": "mean"}, {"reduce": "std"}, {"reduce": "pca", "k": 1}, {"reduce": "mean_by", "by": "entity"}])
+@pytest.mark.parametrize(
+    "output", [{"reduce": "mean"}, {"reduce": "std"}, {"reduce": "pca", "k": 1}, {"reduce": "mean_by", "by": "entity"}]
+)
 @pytest.mark.parametrize("component", PATTERNS)
 def test_a_pattern_is_not_reduced_over_rows(component, output):
     """Their axes are the tokens of each row."""
@@ -740,28 +753,41 @@ def test_a_pattern_is_not_reduced_over_rows(component, output):
 # sdpa
 
 
-@pytest.mark.parametrize("name", INTERFACED)
+WITH_SDPA = [name for name in INTERFACED if name != "gemma2"]
+
+
+@pytest.mark.parametrize("name", WITH_SDPA)
 def test_places_inside_attention_are_the_same_under_sdpa(zoo, name):
-    """And a write there does the same. Soft-caps are not: transformers leaves them out under sdpa."""
+    """And a write there does the same, and stopping there changes nothing."""
     components = ("attention_query", "attention_key", "attention_value", "attention_z", "attention_premix")
-    layers = LAYERS[name]
-    reads = {component: {"site": place(component, layers)} for component in components}
-    plain = zoo.outputs(name, {"attention_premix": reads["attention_premix"]}, "hooks", "sdpa")["attention_premix"].value.data
+    reads = {component: {"site": place(component, LAYERS[name])} for component in components}
+    unstopped = zoo.outputs(name, {"attention_premix": reads["attention_premix"]}, "hooks", "sdpa")["attention_premix"].value.data
     for kind in KINDS:
         found = zoo.outputs(name, reads, kind, "sdpa")
         assert torch.equal(found["attention_z"].value.data, found["attention_premix"].value.data)
-        assert torch.equal(found["attention_premix"].value.data, plain)
-        for component in components if name != "gemma2" else ():
+        assert torch.equal(found["attention_premix"].value.data, unstopped)
+        for component in components:
             assert_near(found[component].value.data, zoo.readings(name, kind)[component].value.data, component)
-    z = {"z": {"site": LOGITS, "pos": ALL, "model": "patched"}}
-    made = {}
-    for attention in ("eager", "sdpa") if name != "gemma2" else ():
-        for component in components[:4]:
-            patch = {"site": site(component, 0, heads=[1]), "pos": -2, "mechanism": "swap", "operand": 0.5}
-            run = zoo.run(name, {"p": patching(patch, reads=z)}, {"s": observe("p", both=False, outputs={"z": "z"})}, "nnterp", attention)
-            made[attention, component] = run.step("s").results["outputs"]["z"].value.data
-    for component in components[:4] if made else ():
-        assert_near(made["sdpa", component], made["eager", component])
+    interventions = {
+        component: patching({"site": site(component, 0, heads=[1]), "pos": -2, "mechanism": "swap", "operand": 0.5})
+        for component in components
+    }
+    step = observe(list(interventions), both=False, outputs={component: f"{component}/prediction" for component in components})
+    eager, sdpa = (zoo.run(name, interventions, {"s": step}, "nnterp", kind).step("s").results["outputs"] for kind in ("eager", "sdpa"))
+    for component in components:
+        assert_near(sdpa[component].value.data, eager[component].value.data)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_sdpa_is_refused_where_transformers_has_none(zoo, name):
+    from causalab_mini.errors import ModelError
+    from causalab_mini.model.facts import WITHOUT_SDPA
+
+    model_type, _ = CONFIGS[name]
+    assert type(zoo.model(name))._supports_sdpa == (model_type not in WITHOUT_SDPA)
+    if model_type in WITHOUT_SDPA:
+        with pytest.raises(ModelError, match=rf"model.attn_implementation: expected `eager`, or null, got `sdpa`, .* `{model_type}`"):
+            zoo.engine(name, attention="sdpa")
 
 
 @pytest.mark.parametrize("attention", ["sdpa", None])
@@ -835,24 +861,25 @@ def test_attention_that_is_computed_in_another_way_is_refused(zoo, kind, where, 
 
 
 def test_every_cell_of_the_page_is_one_that_is_proved_here(zoo):
-    """The page is made of small configs in the package; they make the families of the configs that are run here."""
+    """The page is made of small configs in the package; they make the same families as the configs that are run here."""
     from causalab_mini.model.families import FAMILIES
-    from causalab_mini.model.reference import COLUMNS, cells_of, components_page
+    from causalab_mini.model.reference import COLUMNS, components_page
 
-    assert set(COLUMNS) == set(CONFIGS)
-    page = components_page()
     for name, column in COLUMNS.items():
-        model_type, _ = CONFIGS[name]
-        config = zoo.engine(name).checkpoint.config
-        assert column.model_type == model_type
-        proved, written_down = FAMILIES[model_type](config), column.family()
-        assert (proved.places, proved.is_parallel) == (written_down.places, written_down.is_parallel)
-        for component in COMPONENTS:
-            cell = cells_of(name)[component]
-            if (name, component) in CELLS:
-                assert cell == ("read/write" if (name, component) in WRITABLE else "read")
-            else:
-                assert (name, component) in REFUSED
-                assert cell.startswith(REASONS[name][component])
-        assert f"`{name}`" in page
-    assert len([line for line in page.splitlines() if line.startswith("| `") and line.count("|") > 4]) == len(COMPONENTS)
+        proved, written_down = FAMILIES[CONFIGS[name][0]](zoo.engine(name).checkpoint.config), column.family()
+        assert (proved.places, proved.is_parallel) == (written_down.places, written_down.is_parallel), name
+    table = components_page().partition("| component |")[2].partition("\n\n")[0]
+    header, _, *lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in f"| component |{table}".splitlines()]
+    notes = dict(line.split(". ", 1) for line in components_page().splitlines() if line[:1].isdigit())
+    cells = {}
+    for component, heads, *found in lines:
+        component = component.split("`")[1]
+        assert heads == (COMPONENTS[component].heads or "–")
+        for names, cell in zip(header[2:], found, strict=True):
+            cells |= {(name.strip("`"), component): cell for name in names.split("<br>")}
+    assert set(cells) == {*CELLS, *REFUSED}
+    for (name, component), cell in cells.items():
+        if (name, component) in CELLS:
+            assert cell == ("read/write" if (name, component) in WRITABLE else "read")
+        else:
+            assert notes[cell.strip("()")].lower().startswith(REASONS[name][component].lower())

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -23,7 +24,14 @@ Entry = Mapping[str, Any]
 
 def summary_table(summary: Sequence[Entry]) -> Table:
     """Returns metrics with counts, means and intervals; of very many, the first ones and how many more there are."""
-    table = Table(title="metrics (mean over eligible rows, 95 % interval)", title_justify="left", title_style="bold")
+    table = Table(
+        title="metrics (mean over eligible rows, 95 % interval)",
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     axes = list(dict.fromkeys(axis for entry in summary for axis in _axes(entry)))
     has_steps = len({entry["step"] for entry in summary}) > 1
     for name in axes:
@@ -42,10 +50,11 @@ def summary_table(summary: Sequence[Entry]) -> Table:
     return table
 
 
-def heat_maps(summary: Sequence[Entry]) -> Iterator[Table]:
+def heat_maps(summary: Sequence[Entry], width: int = 80) -> Iterator[Table]:
     """Yields one map for each step and metric over one or two axes: the mean at every point, in colour.
 
-    The axis with more values runs across; the layers of a stacked read are an axis too. More axes than two have no map.
+    The axis with more values runs across where it fits the terminal, else the other; one that does not fit is several maps.
+    The layers of a stacked read are an axis too. More axes than two have no map.
     """
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in summary:
@@ -54,7 +63,7 @@ def heat_maps(summary: Sequence[Entry]) -> Iterator[Table]:
     for (step, metric), entries in groups.items():
         axes = list(_axes(entries[0]))
         if len(axes) <= 2 and len(entries) > 1:
-            yield _heat_map(f"{step} · {metric} ({entries[0]['unit']})", axes, entries)
+            yield from _heat_map(f"{step} · {metric} ({entries[0]['unit']})", axes, entries, width)
 
 
 def _axes(entry: Entry) -> dict[str, str]:
@@ -71,22 +80,32 @@ def _shown(value: Any) -> str:
     return re.sub(r'"([A-Za-z_]+)"', r"\1", show_value(value)).replace(",", " ") if isinstance(value, dict) else show_value(value)
 
 
-def _heat_map(title: str, axes: list[str], entries: Sequence[Entry]) -> Table:
+def _heat_map(title: str, axes: list[str], entries: Sequence[Entry], width: int) -> Iterator[Table]:
     values = {axis: list(dict.fromkeys(_axes(entry)[axis] for entry in entries)) for axis in axes}
     across = max(axes, key=lambda axis: len(values[axis]))
+    fitting = [axis for axis in axes if len(values[axis]) * 9 + 20 <= width]
+    if across not in fitting and fitting:
+        across = fitting[0]
     down = next((axis for axis in axes if axis != across), None)
     means = {(_axes(entry)[down] if down else "", _axes(entry)[across]): entry["mean"] for entry in entries}
     low, high = min(means.values()), max(means.values())
     if entries[0]["unit"] in ("fraction", "probability"):
         low, high = min(0.0, low), max(1.0, high)
-    table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column(f"{down} \\ {across}" if down else f"{across} →", overflow="fold", max_width=48)
-    for name in values[across]:
-        table.add_column(name, justify="center", no_wrap=True)
-    for row in values[down] if down else [""]:
-        cells = [_cell(means.get((row, name)), low, high) for name in values[across]]
-        table.add_row(row or " ", *cells)
-    return table
+    corner = f"{down} \\ {across}" if down else f"{across} →"
+    rows = values[down] if down else [""]
+    label_width = min(48, max(map(len, [corner, *rows])))
+    cell_width = max(max(len(f" {mean:.2f} ") for mean in means.values()), *map(len, values[across])) + 3
+    n_across = max(1, (width - label_width - 4) // cell_width)
+    for start in range(0, len(values[across]), n_across):
+        names = values[across][start : start + n_across]
+        part = "" if len(names) == len(values[across]) else f", {across} {names[0]} to {names[-1]}"
+        table = Table(title=title + part, title_justify="left", title_style="bold")
+        table.add_column(corner, overflow="fold", width=label_width)
+        for name in names:
+            table.add_column(name, justify="center", overflow="fold" if len(names) == 1 else "ellipsis", no_wrap=len(names) > 1)
+        for row in rows:
+            table.add_row(row or " ", *(_cell(means.get((row, name)), low, high) for name in names))
+        yield table
 
 
 def _cell(mean: float | None, low: float, high: float) -> Text:

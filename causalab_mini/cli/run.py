@@ -121,7 +121,7 @@ class _Screen:
         sys.stdout.flush()
         if summary:
             self.console.print(summary_table(summary))
-        for heat_map in heat_maps(summary):
+        for heat_map in heat_maps(summary, self.console.width):
             self.console.print(heat_map)
         for line in check_lines(run):
             self.console.print(line, markup=False)

@@ -10,6 +10,8 @@ from causalab_mini.model.components import COMPONENTS
 from causalab_mini.model.families import FAMILIES, Absent, Address, Family, Place
 
 EAGER_ONLY = ("attention_scores", "attention_probs")
+WITHOUT_SDPA = ("bloom", "gemma2")
+"""Families that transformers computes in its eager way alone."""
 LEARNED_POSITIONS = ("gpt2", "opt")
 
 
@@ -93,6 +95,9 @@ def facts_from_config(config: Any, key: str, revision: str | None, dtype: str, a
         raise ModelError(
             Problem("model.key", f"a {quoted(model_type)} model whose places have been proved", f"{quoted(key)}: {family}", code="family")
         )
+    if attn_implementation == "sdpa" and model_type in WITHOUT_SDPA:
+        got = f"`sdpa`, which transformers has not for {quoted(model_type)} models"
+        raise ModelError(Problem("model.attn_implementation", "`eager`, or null", got, code="attention"))
     n_heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
     return ModelFacts(
         key=key,
