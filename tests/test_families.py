@@ -445,12 +445,12 @@ def refused(zoo, name, interventions, **more):
     from causalab_mini.errors import PlanError
     from causalab_mini.schedule.schedule import build_schedule
 
-    def compile():
+    def scheduled():
         request = zoo.request(name, interventions, {"s": observe(list(interventions), **more)})
         return [build_schedule(request, point) for point in request.points]
 
     with pytest.raises(PlanError) as refusal:
-        compile()
+        scheduled()
     return str(refusal.value)
 
 
