@@ -29,6 +29,12 @@ EXIT_RUN_FAILED = 1
 EXIT_INPUT_WRONG = 2
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+
+class Terminated(KeyboardInterrupt):
+    """The process was asked to end (SIGTERM): an interrupt with an exit code of its own."""
+
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 

@@ -175,8 +175,9 @@ class _Writer:
 
     def begin(self, document: Document) -> None:
         """Writes what is known before the first number."""
+        self.record("running", None)  # first: a folder without a record is nobody's
         self.folder.write_json(DOCUMENT, document.raw, indent=2)
-        self.record("running", None)
+        self.folder.written.reverse()
         if self.request.axes:
             self.folder.write_json(POINTS, {point.label: dict(point.values) for point in self.request.points})
 
@@ -222,6 +223,8 @@ class _Writer:
                     "step": name,
                     "n_rows": step.node.n_rows,
                     "seconds": round(step.seconds, 4),
+                    "rows_a_batch": step.results["rows_a_batch"],
+                    "peak_memory_bytes": step.results["peak_memory_bytes"],
                     "checks": [check.as_data() for check in step.results["checks"]],
                 }
             )

@@ -103,7 +103,7 @@ def test_a_hub_id_without_revision_is_refused(command, hub, home):
 def test_a_bug_exits_with_seventy_and_its_traceback(command, monkeypatch, home):
     from causalab_mini.engine.engines.nnterp import NNterpEngine
 
-    def bug(self, batch, visits, state):
+    def bug(self, batch, visits, state, shortcut):
         raise IndexError("off by one")
 
     monkeypatch.setattr(NNterpEngine, "run", bug)
@@ -119,7 +119,7 @@ def test_a_bug_exits_with_seventy_and_its_traceback(command, monkeypatch, home):
 def test_an_interrupt_exits_with_130_and_is_in_the_record(command, monkeypatch, home):
     from causalab_mini.engine.engines.nnterp import NNterpEngine
 
-    def interrupt(self, batch, visits, state):
+    def interrupt(self, batch, visits, state, shortcut):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(NNterpEngine, "run", interrupt)

@@ -84,7 +84,16 @@ def test_new_lists_kinds_and_starts_a_document(command, tmp_path):
 def test_fmt_lays_out_in_place_and_keeps_the_meaning(command, tmp_path):
     file = tmp_path / "mine.json"
     raw = json.loads(Path(QUICKSTART).read_text())
-    file.write_text(json.dumps(dict(reversed(raw.items()))))
+    raw = {key: raw[key] for key in ("steps", "model", "roles", "header", "interventions", "sites")}
+    swept = {**raw, "steps": raw.pop("steps")}
+    swept["sites"] = swept.pop("sites")
+    file.write_text(json.dumps(swept))  # another order of axes is another experiment: the keys stay where they are
+    assert load_spec(file).digest != load_spec(Path(QUICKSTART)).digest
+    digest = load_spec(file).digest
+    command("fmt", file)
+    assert load_spec(file).digest == digest
+    raw = json.loads(Path(QUICKSTART).read_text())
+    file.write_text(json.dumps({key: raw[key] for key in ("model", "roles", "header", "sites", "steps", "interventions")}))
     digest = load_spec(file).digest
     assert command("fmt", "--check", file).code == 1
     assert command("fmt", file).out.strip() == f"changed {file}"

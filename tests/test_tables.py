@@ -281,7 +281,7 @@ def test_an_operand_that_misses_a_row_leaves_it_unwritten_and_unscored(carry_out
     run = carry_out(raw, holed, check="sample")
     line = table(run, "logit")[2]
     assert (line["value"], line["eligible"], line["reason"]) == (None, False, "alignment_missing")
-    assert line["positions"] == [max(len(ids_of(truth.tokenizer, row["input"])[0]) for row in rows) - 1]
+    assert line["positions"] is None  # every position of its pass is a plain integer
     z = run.step("s").results["outputs"]["z"].value.data[0]
     near_logits(z[2], truth.logits(rows[2]["input"]))
     for index in (0, 1, 3, 4):

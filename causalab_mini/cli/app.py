@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 
 from causalab_mini import __version__
 from causalab_mini.cli import data, doctor, explain, language, model, run, tokens, validate
-from causalab_mini.errors import EXIT_BUG, EXIT_INTERRUPTED, CausalabError
+from causalab_mini.errors import (
+    EXIT_BUG,
+    EXIT_INPUT_WRONG,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    CausalabError,
+    Problem,
+    Terminated,
+    UsageError,
+)
 
 app = typer.Typer(
     name="causalab-mini",
@@ -39,13 +51,25 @@ def _root(
     pass
 
 
+def _terminate(number: int, frame: Any) -> None:
+    raise Terminated
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the program; leaves by SystemExit with 0, 1, 2, 70 or 130."""
+    """Runs the program; leaves by SystemExit with 0, 1, 2, 70, 130 or 143."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    as_json = "--json" in arguments
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminate)
     try:
-        app(args=arguments, prog_name="causalab-mini")
+        left_with = app(args=arguments, prog_name="causalab-mini", standalone_mode=not as_json)
+        if isinstance(left_with, int) and left_with:  # without standalone mode typer returns what a command left with
+            sys.exit(left_with)
+    except Terminated:
+        print("error: terminated", file=sys.stderr)
+        sys.exit(EXIT_TERMINATED)
     except CausalabError as error:
-        if "--json" in arguments:
+        if as_json:
             print(json.dumps(error.as_data(), indent=1, ensure_ascii=False))
         else:
             print(error.text(), file=sys.stderr)
@@ -57,7 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-    except Exception:
+    except Exception as error:
+        if as_json and hasattr(error, "format_message"):  # a usage error of the command line's own
+            problem = Problem("", "a command line that `--help` describes", error.format_message(), code="usage")
+            print(json.dumps(UsageError(problem).as_data(), indent=1, ensure_ascii=False))
+            sys.exit(EXIT_INPUT_WRONG)
         traceback.print_exc()
         print("error: this is a bug of causalab-mini; please report it with the lines above", file=sys.stderr)
         sys.exit(EXIT_BUG)

@@ -24,12 +24,14 @@ def answer_tokens(tokenizer: Any, value: object, form: TokenForm) -> tuple[int, 
     Args:
         tokenizer: of the model that is scored.
         value: the cell.
-        form: `space_prefixed` puts one space before the stripped text, `bare` strips it, `as_written` leaves it, `id` takes an id.
+        form: `space_prefixed` puts one space before the stripped text, `bare` strips it, `as_written` leaves it, `id` takes an id, a number or its digits.
 
     Raises:
         AnswerError: the cell is no text (or no id), or has no tokens.
     """
     if form == "id":
+        if isinstance(value, str) and value.isascii() and value.isdigit():
+            value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < len(tokenizer):
             raise AnswerError(f"a token id below {len(tokenizer)}", quoted(value))
         return (value,)

@@ -288,8 +288,8 @@ class PassOnBatch:
         if own is None:
             value = self.values[operand.read]
             scope = list(self.active)
-            if operand.derange_seed is not None:
-                scope = _deranged(scope, operand.derange_seed)
+            if operand.derangement is not None:
+                scope = _deranged(scope, operand.derangement)
             starts = dict(zip(scope, value.starts, strict=True))
             lengths = dict(zip(scope, value.lengths, strict=True))
             landing = self.land(write, (starts, lengths))
@@ -368,7 +368,7 @@ def _take(data: Tensor, entry: int, landing: Landing, write: nodes.Write, length
     return layer[torch.tensor(landing.sources, device=layer.device, dtype=torch.long)]
 
 
-def _deranged(rows: list[int], seed: int) -> list[int]:
+def _deranged(rows: list[int], seed: str) -> list[int]:
     """Returns, for each row in order, the row that takes its value: a cyclic permutation, so that none takes its own.
 
     Source: Sattolo 1986, "An algorithm to generate a random cyclic permutation".

@@ -16,6 +16,7 @@ from causalab_mini.engine.store import Store
 from causalab_mini.engine.tables import metric_rows, positions
 from causalab_mini.errors import PlanError, Problem, RunError, quoted
 from causalab_mini.evidence.checks import Check, check_rows, check_writes
+from causalab_mini.evidence.memory import peak_memory_bytes
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.physical import Rewrite, plain_schedule
 from causalab_mini.schedule.rewrites import REWRITES, rewrite
@@ -77,6 +78,7 @@ def _run_point(engine: Engine, request: nodes.Request, schedule: Schedule, store
         metrics: dict[str, list[dict[str, Any]]] = {}
         _refuse_what_where_put_off(step_schedule, rows)
         _refuse_one_row(step, rows)
+        _refuse_bad_cells(step, rows)
         _refuse_outputs_without_value(step_schedule, rows, outputs)
         for intervention in step.interventions:
             found = store.observe(schedule.point.label, step_schedule, intervention, outputs, rows)
@@ -95,6 +97,8 @@ def _run_point(engine: Engine, request: nodes.Request, schedule: Schedule, store
                 "metrics": metrics,
                 "outputs": made,
                 "checks": checks,
+                "rows_a_batch": store.rows_a_batch,
+                "peak_memory_bytes": peak_memory_bytes(),
             },
             time.perf_counter() - started,
         )
@@ -135,7 +139,7 @@ def _refuse_what_where_put_off(schedule: StepSchedule, rows: Sequence[int]) -> N
     for name, passes in schedule.passes.items():
         for place, windows in ((place, one.windows[place.name]) for one in passes for place in one.forward.places):
             misses = ", ".join(f"row {row} ({windows[row].reason})" for row in [row for row in rows if windows[row].reason][:20])
-            path = f"interventions.{name}.{'writes' if isinstance(place, nodes.Write) else 'reads'}.{place.name}.pos"
+            path = f"{schedule.step.intervention(name).path}.{'writes' if isinstance(place, nodes.Write) else 'reads'}.{place.name}.pos"
             has_anchor = any(pos is not None and pos.scope is not None for pos in (place.pos, place.keys))
             if misses and isinstance(place, nodes.Write):
                 problems.append(Problem(path, "something to write on every row", f"nothing on {misses}", code="write_has_no_place"))
@@ -145,7 +149,7 @@ def _refuse_what_where_put_off(schedule: StepSchedule, rows: Sequence[int]) -> N
             reasons = metric_reasons(schedule, schedule.step.intervention(name), metric)
             if not problems and all(reasons[row] for row in rows):
                 got = f"none of the {len(rows)} that run"
-                path = f"interventions.{name}.metrics.{metric.name}"
+                path = f"{schedule.step.intervention(name).path}.metrics.{metric.name}"
                 problems.append(Problem(path, "at least one row that can be scored", got, code="no_eligible_row"))
     if problems:
         raise PlanError(dict.fromkeys(problems))
@@ -157,6 +161,14 @@ def _refuse_one_row(step: nodes.Observe, rows: Sequence[int]) -> None:
     if len(rows) < 2 and any(write.mechanism == "permute" for write in writes):
         expected = "at least two rows (`permute` takes another row's value)"
         raise RunError(Problem(f"steps.{step.name}.where", expected, f"{len(rows)}", code="rows"))
+
+
+def _refuse_bad_cells(step: nodes.Observe, rows: Sequence[int]) -> None:
+    """Refuses, where a `where` chose the rows, cells that can't be scored with on the rows that run."""
+    columns = [cells for item in step.interventions for metric in item.metrics for cells in metric.tokens.values()]
+    problems = [cells[row].problem for cells in columns for row in rows if isinstance(cells[row], nodes.BadCell)]
+    if problems:
+        raise PlanError(dict.fromkeys(problems))
 
 
 def _refuse_outputs_without_value(schedule: StepSchedule, rows: Sequence[int], outputs: Mapping[str, Made]) -> None:
@@ -188,7 +200,7 @@ def _checks(
     """Returns the outcome of the checks of one intervention."""
     name = f"{schedule.step.name}/{intervention.name}" if schedule.step.is_list else schedule.step.name
     deranges = any(
-        isinstance(w.operand, nodes.FromRead) and w.operand.derange_seed is not None for f in intervention.forwards for w in f.writes
+        isinstance(w.operand, nodes.FromRead) and w.operand.derangement is not None for f in intervention.forwards for w in f.writes
     )
     differences: dict[int, float] = {}
     if len(observed.rows) > 1 and not deranges:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from causalab_mini.engine.contract import Engine, State, Visit
 from causalab_mini.errors import Problem, RunError, quoted
 from causalab_mini.model.families import INTERIOR
 from causalab_mini.ops import reductions
-from causalab_mini.ops.windows import Pattern, Value, concatenate
+from causalab_mini.ops.windows import Pattern, Value, concatenate, without_rows
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.physical import PhysicalPass
 from causalab_mini.schedule.schedule import Pass, StepSchedule
@@ -46,12 +46,14 @@ class Observed:
         values: by read name, one entry of `lengths` a row that was run.
         patterns: heads and keys of the reads whose features are keys.
         writes: by `write_key`.
+        unwritten: by read name, rows of its model that an operand without value left as they were.
     """
 
     rows: tuple[int, ...]
     values: dict[str, Value] = field(default_factory=dict)
     patterns: dict[str, Pattern] = field(default_factory=dict)
     writes: dict[str, WriteEvidence] = field(default_factory=dict)
+    unwritten: dict[str, Collection[int]] = field(default_factory=dict)
 
 
 def observe(
@@ -94,12 +96,14 @@ class Ran:
         writes: by write name.
         streams: by batch and layer, what left the layers that it kept.
         tails: by layer, what its blocks return beside the stream.
+        rows_a_batch: of its largest batch.
     """
 
     values: dict[str, Value] = field(default_factory=dict)
     writes: dict[str, WriteEvidence] = field(default_factory=dict)
     streams: list[dict[int, Tensor]] = field(default_factory=list)
     tails: dict[int, tuple[Any, ...] | None] = field(default_factory=dict)
+    rows_a_batch: int = 0
 
 
 def run_pass(
@@ -150,6 +154,7 @@ def run_pass(
             if read.view == "logits":
                 value = Value(engine.unembed(value.data), value.lengths)
             parts[read.name].append(value)
+        ran.rows_a_batch = max(ran.rows_a_batch, len(batch.rows))
         ran.streams.append({layer: state.streams[layer] for layer in physical.keeps})
         ran.tails |= {layer: state.tails[layer] for layer in physical.keeps}
         _note_writes(ran, forward, on_batch, state)
@@ -163,6 +168,7 @@ def note(observed: Observed, schedule: StepSchedule, intervention: nodes.Interve
     for write in one.forward.writes:
         observed.writes[write_key(intervention, one.forward, write)] = ran.writes[write.name]
     observed.patterns |= _patterns(one, schedule.step, engine)
+    observed.unwritten |= {read.name: one.missing for read in one.forward.reads}
 
 
 def _patterns(one: Pass, step: nodes.Observe, engine: Engine) -> dict[str, Pattern]:
@@ -211,6 +217,8 @@ def make_outputs(step: nodes.Observe, observed: Mapping[str, Observed], earlier:
             continue
         found = observed[output.intervention]
         value = Value(found.values[output.read].data.float(), found.values[output.read].lengths)
+        if output.reduce != "none":
+            value = without_rows(value, [index for index, row in enumerate(found.rows) if row in found.unwritten.get(output.read, ())])
         read = step.intervention(output.intervention).read(output.read)
         made[output.name] = _reduce(output, value, found.rows, step.n_rows, read, found.patterns.get(output.read))
     return made

@@ -33,6 +33,7 @@ class Store:
         self.batch_size = batch_size
         self.on_pass = on_pass
         self.ran: dict[str, Ran] = {}
+        self.rows_a_batch = 0
         self.values: dict[str, Value] = {}
         self.n_left: Counter[str] = Counter()
         self.n_resuming: Counter[str] = Counter()
@@ -64,6 +65,7 @@ class Store:
         source = None if one.resumes is None else self.pass_of(one.resumes, outputs, rows)
         ran = run_pass(self.engine, one, self.prompts, self.values, outputs, rows, self.batch_size, source, self.on_pass)
         self.ran[name] = ran
+        self.rows_a_batch = max(self.rows_a_batch, ran.rows_a_batch)
         self.values |= {key: value for key, value in ran.values.items() if self.n_left[key] > 0}
         ran.values = {}
         self.free(_operands(one.forward))

@@ -31,7 +31,7 @@ def metric_rows(
     read = intervention.read(metric.reads["of"])
     windows = schedule.windows(intervention.name, read.name)
     role_prompts = prompts[forward.rows]
-    columns = None if intervention.is_plain else padded(windows, role_prompts)
+    columns = None if forward.is_plain else padded(windows, role_prompts)
     by_layer = score(metric, observed, rows, tokenizer)
     table = []
     for entry, layer in enumerate(read.site.addresses):
@@ -151,7 +151,7 @@ def _recovered(metric: nodes.Metric, observed: Observed, rows: Sequence[int], to
     assert metric.inner is not None
     found = {}
     for key in ("of", "clean", "corrupt"):
-        reads: Mapping[str, str] = {**metric.inner.reads, "of": metric.reads[key]}
+        reads: Mapping[str, str] = {**metric.inner.reads, "of": metric.reads[key], "answer": metric.reads.get(f"{key} answer", "")}
         inner = nodes.Metric(metric.inner.name, metric.inner.kind, metric.inner.unit, reads, metric.inner.tokens, metric.inner.options)
         found[key] = score(inner, observed, rows, tokenizer)
     recovered: list[list[float | None]] = []

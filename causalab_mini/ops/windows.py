@@ -166,3 +166,12 @@ def concatenate(parts: Sequence[Value]) -> Value:
     """Returns the values of several batches as those of one, in the order given."""
     data = parts[0].data if len(parts) == 1 else torch.cat([part.data for part in parts], dim=1)
     return Value(data, tuple(length for part in parts for length in part.lengths))
+
+
+def without_rows(value: Value, rows: Sequence[int]) -> Value:
+    """Returns a value in which some rows have no token."""
+    if not rows:
+        return value
+    left = [0 if row in rows else length for row, length in enumerate(value.lengths)]
+    tokens = [start + i for row, start in enumerate(value.starts) for i in range(left[row])]
+    return Value(value.data[:, torch.tensor(tokens, dtype=torch.long, device=value.data.device)], tuple(left))

@@ -66,7 +66,7 @@ def build_request(document: Document | Mapping[str, Any], data_root: str | Path,
     if problems:
         raise PlanError(problems, file)
     axes = {axis.name: axis.values for axis in loaded.axes}
-    digest = digest_of_points(point.digest for point in points)
+    digest = digest_of_points((point.label, point.digest) for point in points)
     return nodes.Request(loaded.raw, digest, axes, tuple(points), rows.prompts, rows.tables, facts)
 
 
@@ -293,7 +293,7 @@ class _InterventionBuilder:
         ordered = _in_order(built)
         self.refuse_late_operands(ordered)
         self.refuse_misfits(ordered, metrics)
-        return nodes.Intervention(self.name, tuple(ordered), tuple(metrics))
+        return nodes.Intervention(self.name, tuple(ordered), tuple(metrics), self.path)
 
     def forward(self, model: str, role: str, writes: Sequence[nodes.Write], reads: Sequence[nodes.Read]) -> nodes.Forward:
         both: list[nodes.Write | nodes.Read] = [*writes, *reads]
@@ -380,7 +380,7 @@ class _InterventionBuilder:
             raise PlanError(Problem(f"{self.path}.writes.{name}", expected, f"{listed(own)}, read in {quoted(model)} itself", code="order"))
         if earlier:
             self.before[source, role] = (model, earlier)
-        return nodes.FromRead(read, write.params.seed)
+        return nodes.FromRead(read, f"{write.params.seed}/{name}")
 
     def refuse_late_operands(self, forwards: Sequence[nodes.Forward]) -> None:
         """Refuses an operand that the same forward reads only at or after the place where it is written."""
@@ -414,27 +414,28 @@ class _InterventionBuilder:
         options = {key: getattr(metric, key) for key in OPTION_KEYS if hasattr(metric, key)}
         base = self.step.rows.get("base", "")
         tokens: dict[str, tuple[Any, ...]] = {}
+        is_filtered = self.step.where is not None
         if isinstance(metric, Recovered):
-            inner = self.metric(metric.metric, self.intervention.metrics[metric.metric], forwards)
-            reads |= {key: read for key, read in inner.reads.items() if key not in reads}
+            scored = self.intervention.metrics[metric.metric]
+            inner = self.metric(metric.metric, scored, forwards)
+            if isinstance(scored, AnswerLogprob):
+                for key in ("of", "clean", "corrupt"):
+                    reads[f"{key} answer"] = self.answer(f"{name} {key}", reads[key], path, inner.tokens["target"], forwards)
+            reads |= {key: read for key, read in inner.reads.items() if key not in reads and key != "answer"}
             return nodes.Metric(name, "recovered", metric.unit, reads, inner.tokens, options, inner)
         if isinstance(metric, AnswerLogprob):
-            tokens["target"] = self.rows.tokens(base, metric.target, metric.token_form, f"{path}.target", is_answer=True)
-            reads["answer"] = self.answer(name, metric, tokens["target"], forwards)
+            tokens["target"] = self.rows.tokens(base, metric.target, metric.token_form, f"{path}.target", True, is_filtered)
+            reads["answer"] = self.answer(name, metric.of, path, tokens["target"], forwards)
         elif isinstance(metric, TokenMetric):
             for key in metric.columns:
-                tokens[key] = self.rows.tokens(base, getattr(metric, key), metric.token_form, f"{path}.{key}")
+                tokens[key] = self.rows.tokens(base, getattr(metric, key), metric.token_form, f"{path}.{key}", is_filtered=is_filtered)
         if isinstance(metric, LogitDiff):
             equal = [row for row, (a, b) in enumerate(zip(tokens["a"], tokens["b"], strict=True)) if a is not None and a == b]
-            if equal:
-                raise PlanError(
-                    Problem(
-                        path,
-                        f"two different tokens in {quoted(metric.a)} and {quoted(metric.b)}",
-                        f"the same on rows {equal[:10]}",
-                        code="token",
-                    )
-                )
+            expected = f"two different tokens in {quoted(metric.a)} and {quoted(metric.b)}"
+            if equal and not is_filtered:
+                raise PlanError(Problem(path, expected, f"the same on rows {equal[:10]}", code="token"))
+            bad = {row: nodes.BadCell(Problem(path, expected, f"the same on row {row}", code="token")) for row in equal}
+            tokens["a"] = tuple(bad.get(row, cell) for row, cell in enumerate(tokens["a"]))
         if isinstance(metric, ClassMatch):
             tokens["classes"] = self.classes(path, metric, tokens["expected"])
         return nodes.Metric(name, _kind(metric), metric.unit, reads, tokens, options)
@@ -477,27 +478,21 @@ class _InterventionBuilder:
             classes.append(ids)
         return tuple(classes)
 
-    def answer(self, name: str, metric: AnswerLogprob, answers: Sequence[tuple[int, ...] | None], forwards: list[nodes.Forward]) -> str:
+    def answer(self, name: str, scored: str, path: str, answers: Sequence[Any], forwards: list[nodes.Forward]) -> str:
         """Adds the forward that scores a whole answer: the scored model on prompts with the answers after them."""
-        prompt_forward = next(forward for forward in forwards if any(read.name == metric.of for read in forward.reads))
-        of = next(read for read in prompt_forward.reads if read.name == metric.of)
-        if not (of.pos.is_plain_index and of.pos.index == -1):
-            raise PlanError(
-                Problem(
-                    f"{self.path}.metrics.{name}.of",
-                    "a read of the last token (the answer stands after it)",
-                    f"{quoted(metric.of)} at `{of.pos}`",
-                    code="position",
-                )
-            )
-        read = nodes.Read(f"{metric.of}+{name}", of.site, Position(last=1), None, of.view, is_hidden=True)
+        prompt_forward = next(forward for forward in forwards if any(read.name == scored for read in forward.reads))
+        of = next(read for read in prompt_forward.reads if read.name == scored)
+        if of.pos.scope is not None or of.pos.offset or (of.pos.index != -1 and of.pos.last != 1):
+            expected = "a read of the last token (the answer stands after it)"
+            raise PlanError(Problem(f"{path}.of", expected, f"{quoted(scored)} at `{of.pos}`", code="position"))
+        read = nodes.Read(f"{scored}+{name}", of.site, Position(last=1), None, of.view, is_hidden=True)
         places = [place for place in prompt_forward.places if isinstance(place, nodes.Write)]
-        appended = tuple(() if answer is None else answer for answer in answers)
+        appended = tuple(answer if isinstance(answer, tuple) else () for answer in answers)
         n_tokens = max(prompt.n_tokens + len(answer) for prompt, answer in zip(self.prompts[prompt_forward.role], appended, strict=True))
         longest = self.owner.facts.max_positions
         if longest is not None and n_tokens > longest:
             expected = f"at most {longest} tokens with the answer (the model's learned positions)"
-            raise PlanError(Problem(f"{self.path}.metrics.{name}.target", expected, str(n_tokens), code="prompt"))
+            raise PlanError(Problem(f"{path}.target", expected, str(n_tokens), code="prompt"))
         forwards.append(
             nodes.Forward(
                 prompt_forward.model, prompt_forward.role, prompt_forward.rows, prompt_forward.n_rows, n_tokens, (*places, read), appended

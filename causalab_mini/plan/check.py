@@ -17,7 +17,7 @@ from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan.digest import entries_of
 from causalab_mini.plan.position import Position
 from causalab_mini.plan.spec import Difference, Intervention, Observe, Output, OutputRef, Read, Site, Spec, Write
-from causalab_mini.plan.spec.metrics import AnswerLogprob, MetricBase, Recovered, TopK
+from causalab_mini.plan.spec.metrics import MetricBase, Recovered, TopK
 
 METRIC_SUFFIXES = (".json", ".csv", ".parquet")
 TENSOR_SUFFIXES = (".safetensors",)
@@ -204,7 +204,7 @@ class _Checker:
         if isinstance(metric, Recovered):
             self.known(f"{path}.metric", "a metric", metric.metric, metrics)
             inner = intervention.metrics.get(metric.metric)
-            if isinstance(inner, Recovered | TopK | AnswerLogprob):
+            if isinstance(inner, Recovered | TopK):
                 self.say(f"{path}.metric", "a metric whose value is one number of its read", f"{quoted(metric.metric)} (`{inner.kind}`)")
             needs_vocabulary = inner is not None and inner.needs_vocabulary
         for key, read in found.items():
@@ -373,13 +373,15 @@ class _Checker:
         metric = found.metrics.get(step.where.metric.rpartition("/")[2])
         if isinstance(metric, TopK):
             self.say(f"{path}.where.metric", "a metric whose value is a number", f"{quoted(step.where.metric)} (`top_k`)")
-        if earlier.rows.get("base") != step.rows.get("base"):
-            got = f"{quoted(step.rows.get('base'))} here and {quoted(earlier.rows.get('base'))} there"
+        if labelled(earlier) != labelled(step):
+            got = f"{quoted(labelled(step))} here and {quoted(labelled(earlier))} there"
             self.say(f"{path}.where", "the same rows of `base` in both steps", got)
 
     def saves(self, path: str, step: Observe, names: Mapping[str, Sequence[str]], is_list: bool) -> None:
         metrics = _values(names, is_list)
         values = {**metrics, **dict.fromkeys(step.outputs)}
+        for name in sorted(set(metrics) & set(step.outputs)):
+            self.say(f"{path}.outputs.{name}", "a name that no metric of the step has (saves are by name)", quoted(name))
         for index, save in enumerate(step.saves):
             where = f"{path}.saves[{index}]"
             if not self.known(f"{where}.value", "a metric or an output of this step", save.value, values):
@@ -411,6 +413,11 @@ class _Checker:
 
 def _wide(pos: Position) -> str:
     return {None: "of no fixed width", 1: "one token wide"}.get(pos.width, f"{pos.width} tokens wide")
+
+
+def labelled(step: Observe) -> str:
+    """Returns the ref whose rows give a step its labels: that of `base`, else of its first role."""
+    return step.rows.get("base") or next(iter(step.rows.values()))
 
 
 def path_problem(text: str) -> str:

@@ -17,10 +17,10 @@ def digest(spec: Spec) -> str:
     return _sha256(canonical(spec))
 
 
-def digest_of_points(digests: Iterable[str]) -> str:
-    """Returns the digest of a document: its point's, or that of all its points in order."""
-    all_digests = list(digests)
-    return all_digests[0] if len(all_digests) == 1 else _sha256(all_digests)
+def digest_of_points(digests: Iterable[tuple[str, str]]) -> str:
+    """Returns the digest of a document: its one point's, or, of a sweep, that of all its points by label, in order."""
+    points = [list(point) for point in digests]
+    return points[0][1] if [label for label, _ in points] == [""] else _sha256(points)
 
 
 def canonical(spec: Spec) -> dict[str, Any]:

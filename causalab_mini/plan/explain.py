@@ -79,7 +79,7 @@ def _change(write: nodes.Write) -> str:
     arguments = []
     match write.operand:
         case nodes.FromRead() as operand:
-            arguments.append(operand.read if operand.derange_seed is None else "another row")
+            arguments.append(operand.read if operand.derangement is None else "another row")
         case nodes.FromOutput() as operand:
             arguments.append(operand.output)
         case nodes.Constant() as operand:
@@ -131,6 +131,7 @@ def _step_data(step: nodes.Observe) -> dict[str, Any]:
             }
             for item in step.interventions
         ],
+        "where": None if step.where is None else _where(step.where),
         "outputs": [_output(output) for output in step.outputs],
         "saves": [{"value": save.value, "file": _file(save)} for save in step.saves],
     }
@@ -142,5 +143,6 @@ def _place_data(place: nodes.Read | nodes.Write) -> dict[str, Any]:
         "name": place.name,
         "site": str(place.site),
         "pos": str(place.pos),
+        **({} if place.keys is None else {"keys": str(place.keys)}),
     }
     return data | ({"change": _change(place)} if isinstance(place, nodes.Write) else {"view": place.view})

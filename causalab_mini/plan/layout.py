@@ -8,6 +8,7 @@ from typing import Any
 
 from causalab_mini.plan.problems import inside, known_keys, path_text
 from causalab_mini.plan.spec import Spec
+from causalab_mini.plan.sweep import find_axes
 
 WIDTH = 100
 
@@ -15,9 +16,11 @@ WIDTH = 100
 def formatted(raw: Any) -> str:
     """Returns a document's text: keys in the order of the reference, what fits a line on one line; the meaning is untouched.
 
-    Declared names keep their order, since that of steps and of sweep axes counts.
+    Declared names keep their order, since that of steps counts; all keys do where another order would be another order of sweep axes.
     """
-    return _text(_ordered(raw, [Spec]), 0) + "\n"
+    ordered = _ordered(raw, [Spec])
+    is_same = [axis.name for axis in find_axes(ordered)[0]] == [axis.name for axis in find_axes(raw)[0]]
+    return _text(ordered if is_same else raw, 0) + "\n"
 
 
 def differences(left: Any, right: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str, Any, Any]]:

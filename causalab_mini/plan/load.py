@@ -72,7 +72,7 @@ class Document:
     @property
     def digest(self) -> str:
         """What makes it the experiment it is; another one as long as an `"all"` is uncounted."""
-        return digest_of_points([*(point.digest for point in self.points), *(f"all of {path}" for path in self.uncounted)])
+        return digest_of_points([*((point.label, point.digest) for point in self.points), *(("all", path) for path in self.uncounted)])
 
     @property
     def is_sweep(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from causalab_mini.data.prompts import Prompt
 from causalab_mini.data.table import Table
-from causalab_mini.errors import PlanError
+from causalab_mini.errors import PlanError, Problem
 from causalab_mini.model.components import COMPONENTS, forward_rank
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.plan.position import Position
@@ -81,10 +81,10 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class FromRead:
-    """An operand that is a read; with `derange_seed`, row by row another row's value."""
+    """An operand that is a read; with `derangement`, row by row another row's value, by a draw from that text."""
 
     read: str
-    derange_seed: int | None = None
+    derangement: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +144,12 @@ class Forward:
     appended: tuple[tuple[int, ...], ...] | None = None
 
     @property
+    def is_plain(self) -> bool:
+        """Whether every position is a plain integer, so that every row and run resolves to the same tokens."""
+        places = [place for place in self.places if not (isinstance(place, Read) and place.is_hidden)]
+        return all(pos.is_plain_index for place in places for pos in (place.pos, place.keys) if pos is not None)
+
+    @property
     def reads(self) -> tuple[Read, ...]:
         """Its reads, in forward order."""
         return tuple(place for place in self.places if isinstance(place, Read))
@@ -152,6 +158,13 @@ class Forward:
     def writes(self) -> tuple[Write, ...]:
         """Its writes, in forward order of the first layer of each."""
         return tuple(place for place in self.places if isinstance(place, Write))
+
+
+@dataclass(frozen=True, slots=True)
+class BadCell:
+    """A cell of a column that can't be scored with, on a row that a `where` may still leave out."""
+
+    problem: Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,17 +189,12 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Intervention:
-    """One experiment: forwards in the order in which they can run, and scores."""
+    """One experiment: forwards in the order in which they can run, and scores; `path` is where the document has it."""
 
     name: str
     forwards: tuple[Forward, ...]
     metrics: tuple[Metric, ...]
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether every position is a plain integer, so that every row and run resolves to the same tokens."""
-        places = [place for forward in self.forwards for place in forward.places if not _is_hidden(place)]
-        return all(pos.is_plain_index for place in places for pos in (place.pos, place.keys) if pos is not None)
+    path: str = ""
 
     def forward_of(self, read: str) -> Forward:
         """Returns the forward that a read belongs to."""
@@ -195,10 +203,6 @@ class Intervention:
     def read(self, name: str) -> Read:
         """Returns a read by name."""
         return next(entry for forward in self.forwards for entry in forward.reads if entry.name == name)
-
-
-def _is_hidden(place: Write | Read) -> bool:
-    return isinstance(place, Read) and place.is_hidden
 
 
 @dataclass(frozen=True, slots=True)

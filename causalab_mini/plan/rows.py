@@ -11,7 +11,7 @@ from causalab_mini.data.prompts import Prompt, PromptError, make_prompt
 from causalab_mini.data.table import Table, open_table
 from causalab_mini.errors import DataError, PlanError, Problem, did_you_mean, listed, quoted
 from causalab_mini.model.facts import ModelFacts
-from causalab_mini.plan.plan import Anchors, RowsKey
+from causalab_mini.plan.plan import Anchors, BadCell, RowsKey
 from causalab_mini.plan.position import Anchor
 from causalab_mini.plan.spec import Role
 
@@ -169,8 +169,12 @@ class Rows:
             raise PlanError(Problem(path, f"a column of {quoted(ref)} ({listed(table.columns)})", quoted(column), hint, "column"))
         return [None if cell is MISSING or cell in (None, "") else cell for cell in cells]
 
-    def tokens(self, ref: str, column: str, form: TokenForm, path: str, is_answer: bool = False) -> tuple[Any, ...]:
+    def tokens(
+        self, ref: str, column: str, form: TokenForm, path: str, is_answer: bool = False, is_filtered: bool = False
+    ) -> tuple[Any, ...]:
         """Returns a column as tokens, row by row: one id, or all ids of an answer; None where a cell is empty.
+
+        Where rows are still to be filtered, a cell that can't be taken is a `BadCell`, to be refused if its row runs.
 
         Raises:
             PlanError: with every row whose cell is not one token.
@@ -183,10 +187,10 @@ class Rows:
                 tokens.append(None if cell is None else make(self.tokenizer, cell, form))
             except AnswerError as error:
                 hint = "`causalab-mini tokens MODEL TEXT` shows a text's tokens" if error.expected == "one token" else ""
-                problems.append(
-                    Problem(path, error.expected, f"{error.got} in {quoted(column)} on row {index} of {quoted(ref)}", hint, "token")
-                )
-        if problems:
+                problem = Problem(path, error.expected, f"{error.got} in {quoted(column)} on row {index} of {quoted(ref)}", hint, "token")
+                tokens.append(BadCell(problem))
+                problems.append(problem)
+        if problems and not is_filtered:
             raise PlanError(_first(problems))
         return tuple(tokens)
 

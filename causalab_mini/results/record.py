@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
-import resource
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
+from causalab_mini import __version__
+from causalab_mini.evidence.memory import peak_memory_bytes
 from causalab_mini.plan.plan import Request
 
 PACKAGES = ("causalab-mini", "torch", "transformers", "nnterp", "nnsight", "pydantic", "safetensors", "tokenizers")
@@ -22,14 +24,23 @@ def versions() -> dict[str, str]:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed"
+            found[name] = __version__ if name == "causalab-mini" else "not installed"
     return found
 
 
-def peak_memory_bytes() -> int:
-    """Returns the largest resident size of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+def package_sha256() -> str:
+    """Returns a checksum over the package's own code, so that a change between two releases is seen."""
+    root, digest = Path(__file__).resolve().parent.parent, hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def seeds(request: Request) -> list[int]:
+    """Returns every seed that a request's writes draw from."""
+    steps = [step for point in request.points for step in point.plan.steps]
+    writes = [write for step in steps for item in step.interventions for forward in item.forwards for write in forward.writes]
+    return sorted({write.params.seed for write in writes if write.params.seed is not None})
 
 
 def make_record(
@@ -59,6 +70,8 @@ def make_record(
         "model": {"key": request.facts.key, "revision": request.facts.revision, "dtype": request.facts.dtype},
         **(engine or {}),
         "versions": versions(),
+        "package_sha256": package_sha256(),
+        "seeds": seeds(request),
         "data": {ref: {"sha256": table.sha256, "n_rows": len(table.rows)} for ref, table in request.tables.items()},
         "options": dict(options),
         "n_points": len(request.points),

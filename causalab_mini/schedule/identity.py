@@ -71,10 +71,10 @@ def _identity(one: Pass, scope: str, known: _Known, step: nodes.Observe, interve
         if isinstance(write.operand, nodes.FromRead):
             read = write.operand.read
             if read in own:
-                operand = ("own", _place(one, intervention.read(read)), write.operand.derange_seed)
+                operand = ("own", _place(one, intervention.read(read)), write.operand.derangement)
             else:
                 operands[write.name] = known.reads[step.name, intervention.name, read]
-                operand = (operands[write.name], write.operand.derange_seed)
+                operand = (operands[write.name], write.operand.derangement)
         elif isinstance(write.operand, nodes.FromOutput):
             operand = (known.outputs[write.operand.output], write.operand.groups)
         writes.append((write.name, _place(one, write), write.mechanism, write.params, write.align, write.order, operand))

@@ -142,7 +142,7 @@ def _passes(
         source_lengths |= {read.name: [prompt.n_tokens for prompt in prompts] for read in forward.reads}
         missing: dict[int, Reason] = {}
         for place in forward.places:
-            path = f"interventions.{intervention.name}.{'writes' if isinstance(place, nodes.Write) else 'reads'}.{place.name}"
+            path = f"{intervention.path}.{'writes' if isinstance(place, nodes.Write) else 'reads'}.{place.name}"
             found = windows[place.name]
             if isinstance(place, nodes.Read):
                 reasons[place.name] = [window.reason for window in found]
@@ -153,7 +153,7 @@ def _passes(
             else:
                 problems += _nowhere(f"{path}.pos", queries[place.name], step)
                 problems += _nowhere(f"{path}.keys", keys.get(place.name, ()), step)
-                if isinstance(place.operand, nodes.FromRead) and place.operand.derange_seed is None:
+                if isinstance(place.operand, nodes.FromRead) and place.operand.derangement is None:
                     late = reasons.get(place.operand.read) or [""] * len(found)
                     missing |= {row: reason for row, reason in enumerate(late) if reason}
                 if isinstance(place.operand, nodes.FromOutput):
@@ -204,7 +204,7 @@ def _key_problems(
         read = write.operand.read
         own = [prompt.n_tokens for prompt in prompts]
         others = list(lengths.get(read, own))
-        deranged = write.operand.derange_seed is not None
+        deranged = write.operand.derangement is not None
         differ = [row for row, (a, b) in enumerate(zip(own, others, strict=True)) if a != b or (deranged and a != own[0])]
         same_keys = read not in keys or all(len(a) == len(b) for a, b in zip(keys[read], keys[write.name], strict=True))
         if differ:
@@ -257,7 +257,7 @@ def _width_problems(path: str, write: nodes.Write, windows: Windows, tokens: Map
         if write.operand.read not in tokens:
             return
         widths: Sequence[int] = [len(window.tokens) for window in tokens[write.operand.read]]
-        if write.operand.derange_seed is not None:
+        if write.operand.derangement is not None:
             if len(set(widths)) > 1:
                 yield Problem(
                     path,
@@ -294,7 +294,7 @@ def _without_eligible_rows(schedule: StepSchedule) -> Iterable[Problem]:
         for metric in intervention.metrics:
             reasons = metric_reasons(schedule, intervention, metric)
             if all(reasons):
-                path = f"interventions.{intervention.name}.metrics.{metric.name}"
+                path = f"{intervention.path}.metrics.{metric.name}"
                 counts = ", ".join(f"{reasons.count(reason)} × {reason}" for reason in dict.fromkeys(reasons))
                 yield Problem(path, "at least one row that can be scored", f"none of {len(reasons)} ({counts})", code="no_eligible_row")
 
@@ -307,7 +307,7 @@ def _with_other_keys(schedule: StepSchedule) -> Iterable[Problem]:
                 continue
             of, against = (schedule.n_keys(intervention.name, metric.reads[key]) for key in ("of", "against"))
             if of != against:
-                path = f"interventions.{intervention.name}.metrics.{metric.name}.against"
+                path = f"{intervention.path}.metrics.{metric.name}.against"
                 expected = f"as many keys as {quoted(metric.reads['of'])} has, row by row"
                 yield Problem(path, expected, f"another number in {quoted(metric.reads['against'])}", code="keys")
 
