@@ -104,7 +104,11 @@ def _hub() -> Iterator[Finding]:
     except ImportError:
         return
     cache = Path(constants.HF_HUB_CACHE)
-    state = "offline: only what is in the cache is opened" if constants.HF_HUB_OFFLINE else "online"
+    state = (
+        "offline: only what is in the cache is opened"
+        if constants.HF_HUB_OFFLINE
+        else "not set to offline (whether the hub can be reached was not tried)"
+    )
     n = sum(1 for _ in cache.glob("models--*")) if cache.is_dir() else 0
     yield Finding("hub", "ok", f"{state}; cache {cache} ({n} models)")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,10 +59,13 @@ def register(app: typer.Typer) -> None:
 
 def _new(task: str | None, n: int, seed: int, out: Path | None, settings: dict[str, Any], model: str | None, revision: str | None) -> None:
     from causalab_mini.data.tasks import TASKS
-    from causalab_mini.results.store import write_atomically
 
     if task not in TASKS:
-        raise UsageError(Problem("data new", f"a task ({listed(TASKS)})", quoted(task), did_you_mean(task or "", list(TASKS)), "usage"))
+        raise UsageError(
+            Problem(
+                "data new", f"a task ({listed(TASKS)})", quoted(task) if task else "none", did_you_mean(task or "", list(TASKS)), "usage"
+            )
+        )
     make = TASKS[task]
     known = [name for name in inspect.signature(make).parameters if name not in ("n", "seed", "keep")]
     for name in settings:
@@ -80,9 +84,11 @@ def _new(task: str | None, n: int, seed: int, out: Path | None, settings: dict[s
         return
     if out.suffix != ".json":
         raise UsageError(Problem("--out", "a file name ending in `.json`", quoted(out), code="usage"))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, text.encode())
+    options.write(out, text)
     print(f"{out}: {n} rows")
+    print(
+        f"next: the ref {quoted(out.stem)} with `--data-root {out.parent}`; documents find tables in `data/` beside them", file=sys.stderr
+    )
 
 
 def _fits(model: str, revision: str | None) -> Any:

@@ -75,10 +75,9 @@ def new(
     if file is None:
         print(text, end="")
         return
-    if file.exists():
-        raise UsageError(Problem("FILE", "a file that is not there yet", quoted(file), code="usage"))
-    file.write_text(text, encoding="utf-8")
+    options.write(file, text)
     print(file)
+    print(f"next: causalab-mini explain {file}; causalab-mini run {file} --out out", file=sys.stderr)
 
 
 def fmt(

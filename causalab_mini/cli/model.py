@@ -104,7 +104,7 @@ def _print_components(data: dict[str, Any]) -> None:
     revision = "" if facts["revision"] is None else f" at {facts['revision']}"
     kv = "" if facts["n_kv_heads"] == facts["n_heads"] else f" ({facts['n_kv_heads']} key/value)"
     print(
-        f"{facts['key']}{revision}: {facts['model_type']}, {facts['n_layers']} layers, width {facts['hidden']}, {facts['n_heads']} heads{kv}"
+        f"{facts['key']}{revision}: {facts['model_type']}, {facts['n_layers']} layers, width {facts['hidden']}, {facts['n_heads']} heads{kv} of {facts['head_dim']}"
     )
     print(f"  {'component':<22} {'layers':<9} {'heads':>5} {'width':>7}")
     for row in data["components"]:

@@ -12,7 +12,11 @@ from causalab_mini.errors import Problem, UsageError, quoted
 
 Document = Annotated[str, typer.Argument(metavar="DOC", help="A document: a JSON file, or `bundled:NAME` for one that ships.")]
 DataRoot = Annotated[
-    Path | None, typer.Option("--data-root", help="The folder that refs are looked up in. [default: `data/` near the document]")
+    Path | None,
+    typer.Option(
+        "--data-root",
+        help="The folder that refs are looked up in. [default: `data/` beside or above the document, else the tables that ship]",
+    ),
 ]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Replace a value of the document; may be repeated.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print data instead of text, errors included.")]
@@ -38,6 +42,24 @@ def overrides(pairs: list[str] | None) -> dict[str, Any]:
         except ValueError:
             found[path] = text
     return found
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a new file.
+
+    Raises:
+        UsageError: it is there already, or can't be written.
+    """
+    from causalab_mini.results.store import write_atomically
+
+    if path.exists():
+        raise UsageError(Problem("", "a file that is not there yet", quoted(path), code="usage"))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text.encode())
+    except OSError as error:
+        got = f"{quoted(path)} ({(error.strerror or str(error)).lower()})"
+        raise UsageError(Problem("", "a file that can be written", got, code="write")) from None
 
 
 def choice(option: str, value: str, known: tuple[str, ...]) -> str:

@@ -149,8 +149,13 @@ def check_lines(run: Run) -> Iterator[str]:
 
 
 def _number(value: Any) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    return "–" if value is None else _digits(value)
 
 
 def _interval(interval: Mapping[str, Any] | None) -> str:
-    return "–" if interval is None else f"{interval['low']:.3f} … {interval['high']:.3f}"
+    return "–" if interval is None else f"{_digits(interval['low'])} … {_digits(interval['high'])}"
+
+
+def _digits(value: float) -> str:
+    """Returns a number to three places, or to two significant digits where those would show nothing of it."""
+    return f"{value:.1e}" if 0 < abs(value) < 0.0005 else f"{value:.3f}"

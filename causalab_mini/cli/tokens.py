@@ -41,6 +41,7 @@ def register(app: typer.Typer) -> None:
         pos: Annotated[list[str] | None, typer.Option("--pos", help="A position (JSON) to mark; may be repeated.")] = None,
         rows: Annotated[int, typer.Option("--rows", min=1, help="How many rows are shown.")] = MAX_ROWS,
         data_root: options.DataRoot = None,
+        pieces: Annotated[bool, typer.Option("--pieces", help="Print each text's tokens too.")] = False,
         revision: options.Revision = None,
         as_json: options.AsJson = False,
     ) -> None:
@@ -68,6 +69,9 @@ def register(app: typer.Typer) -> None:
         for row in found:
             n = len(row["ids"])
             print(f"{row['text']!r:<24} {n} token(s)" + ("" if n == 1 else "  <- not usable as a metric column"))
+            if pieces:
+                names = tokenizer.convert_ids_to_tokens(row["ids"])
+                print("  " + " ".join(f"{name!r}={token}" for name, token in zip(names, row["ids"], strict=True)))
 
 
 def _rows(

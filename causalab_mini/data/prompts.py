@@ -100,6 +100,8 @@ def _conversation(value: object) -> list[dict[str, str]]:
     expected = "a string, or a list of `{role, content}` strings"
     if not isinstance(value, list | tuple) or not value:
         raise PromptError(expected, quoted(value))
+    if all(isinstance(turn, str) for turn in value):
+        raise PromptError(f"{expected} (one of several texts is the field with its index, such as `…[0]`)", "a list of texts")
     for turn in value:
         if not isinstance(turn, Mapping) or set(turn) != TURN_KEYS or not all(isinstance(turn[key], str) for key in TURN_KEYS):
             raise PromptError(expected, f"the turn {quoted(turn)}")

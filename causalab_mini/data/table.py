@@ -42,8 +42,8 @@ class Table:
 def find_data_root(explicit: Path | None, document: Path | None) -> Path:
     """Returns the folder that refs are looked up in.
 
-    The one that was asked for; else `data/` beside or above the document; else `documents/data` in the working directory; else
-    the tables that ship with the package.
+    The one that was asked for; else `data/` beside or above the document; else `documents/data` in the working directory, and, where there
+    is no document, `data` there; else the tables that ship with the package.
 
     Raises:
         DataError: the folder that was asked for is not there.
@@ -56,8 +56,9 @@ def find_data_root(explicit: Path | None, document: Path | None) -> Path:
         for folder in document.resolve().parents:
             if (folder / "data").is_dir():
                 return (folder / "data").resolve()
-    if Path("documents/data").is_dir():
-        return Path("documents/data").resolve()
+    for name in ("documents/data",) if document is not None else ("documents/data", "data"):
+        if Path(name).is_dir():
+            return Path(name).resolve()
     return (shipped_documents() / "data").resolve()
 
 
@@ -97,9 +98,20 @@ def open_table(ref: str, root: Path) -> Table:
 
 
 def _table_path(ref: str, relative: str, root: Path) -> Path:
+    if Path(relative).suffix in READERS:
+        hint = f"the table of that file is {quoted(relative.rpartition('.')[0])}, below the data root {quoted(root)}"
+        raise DataError(Problem("", "a ref without the file's ending", quoted(ref), hint, "ref"))
     parts = relative.split("/")
     if any(part in ("", ".", "..") or len(part.encode()) > MAX_NAME_BYTES for part in parts):
-        raise DataError(Problem("", "a ref below the data root", quoted(ref), "refs have no leading slash and no `..`", "ref"))
+        raise DataError(
+            Problem(
+                "",
+                "a ref below the data root",
+                quoted(ref),
+                f"refs are paths below the data root {quoted(root)}, without `.`, `..` or a slash in front",
+                "ref",
+            )
+        )
     stem = root.joinpath(*parts)
     found = [path for suffix in READERS if (path := stem.with_name(stem.name + suffix)).is_file()]
     if not found:

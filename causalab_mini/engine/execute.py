@@ -17,6 +17,7 @@ from causalab_mini.engine.tables import metric_rows, positions
 from causalab_mini.errors import PlanError, Problem, RunError, quoted
 from causalab_mini.evidence.checks import Check, check_rows, check_writes
 from causalab_mini.evidence.memory import peak_memory_bytes
+from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.physical import Rewrite, plain_schedule
 from causalab_mini.schedule.rewrites import REWRITES, rewrite
@@ -206,7 +207,7 @@ def _checks(
     if len(observed.rows) > 1 and not deranges:
         for row in observed.rows if level == "full" else _most_padded(request, intervention, observed.rows):
             alone = observe(engine, schedule, intervention, request.prompts, outputs, (row,), None)
-            differences[row] = _difference(observed, alone, observed.rows.index(row))
+            differences[row] = _difference(observed, alone, observed.rows.index(row), _compared(intervention, engine.facts.dtype))
     rows = check_rows(name, differences, engine.facts.dtype, len(observed.rows))
     if deranges:
         rows = Check("rows", "skipped", f"{name}: rows not compared (`permute` needs the other rows)")
@@ -226,10 +227,17 @@ def _most_padded(request: nodes.Request, intervention: nodes.Intervention, rows:
     return (min(rows, key=lambda row: sum(of_role[row].n_tokens for of_role in prompts)),)
 
 
-def _difference(observed: Observed, alone: Observed, index: int) -> float:
+def _compared(intervention: nodes.Intervention, dtype: str) -> list[str]:
+    """Returns the reads that are held against each other: all in fp32; under coarser rounding the logits, where there are any."""
+    reads = [read for forward in intervention.forwards for read in forward.reads]
+    logits = [read.name for read in reads if COMPONENTS[read.site.component].is_vocabulary or read.view == "logits"]
+    return logits if logits and dtype != "fp32" else [read.name for read in reads]
+
+
+def _difference(observed: Observed, alone: Observed, index: int, names: Sequence[str]) -> float:
     """Returns the largest difference of a row's reads in the batch and alone, as a share of their standard deviation."""
     worst = 0.0
-    for name, value in alone.values.items():
+    for name, value in ((name, alone.values[name]) for name in names):
         one, batched = value.row(0), observed.values[name].row(index)
         if name in observed.patterns:
             hidden = one <= torch.finfo(one.dtype).min

@@ -134,5 +134,5 @@ def _opened(model: ModelSpec, what: str, open_it: Callable[[], _T]) -> _T:
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().split("\n")[0]
         name = model.key if model.revision is None else f"{model.key} at {model.revision}"
-        hint = "offline, only what is in the hub cache can be opened; `causalab-mini doctor` shows where that is"
+        hint = "without the hub, only what is in its cache can be opened (`causalab-mini doctor` shows where that is); `HF_HUB_OFFLINE=1` does not try"
         raise ModelError(Problem("model", f"a checkpoint with {what}", f"{quoted(name)} ({first})", hint, "checkpoint")) from error

@@ -72,6 +72,28 @@ _IN_FORWARD_ORDER = (
 
 COMPONENTS: Mapping[str, Component] = {component.name: component for component in _IN_FORWARD_ORDER}
 
+ALIASES: Mapping[str, str] = {
+    "embed": "embeddings",
+    "resid_pre": "block_input",
+    "resid_mid": "block_mid",
+    "resid_post": "block_output",
+    "residual": "block_output",
+    "residual_stream": "block_output",
+    "hidden_states": "block_output",
+    "attn_out": "attention_output",
+    "mlp_out": "mlp_output",
+    "q": "attention_query",
+    "k": "attention_key",
+    "v": "attention_value",
+    "z": "attention_z",
+    "attn_scores": "attention_scores",
+    "pattern": "attention_probs",
+    "mlp_post": "mlp_neuron_output",
+    "post": "mlp_neuron_output",
+    "unembed": "lm_head",
+}
+"""What other tools call these places, for hints."""
+
 _RANK = {component.name: rank for rank, component in enumerate(_IN_FORWARD_ORDER)}
 _FIRST_AFTER_LAYERS = _RANK["ln_final"]
 

@@ -81,7 +81,12 @@ def _problem(entry: dict[str, Any], root: type[BaseModel]) -> Problem:
     if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
         word = {"greater_than": "above", "greater_than_equal": "at least", "less_than": "below", "less_than_equal": "at most"}[kind]
         return Problem(path, f"a number {word} {next(iter(ctx.values()))}", got, code="range")
-    return Problem(path, TYPES.get(kind, entry["msg"][:1].lower() + entry["msg"][1:]), got, code="type")
+    hint = (
+        f"a list of one is `[{value}]`; swept, `[[0], [1]]`"
+        if kind == "tuple_type" and type(value) is int and location(loc)[-1] in ("heads", "units")
+        else ""
+    )
+    return Problem(path, TYPES.get(kind, entry["msg"][:1].lower() + entry["msg"][1:]), got, hint, "type")
 
 
 def _entries(n: int) -> str:

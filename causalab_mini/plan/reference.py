@@ -20,6 +20,51 @@ an optional `"as": NAME`. Sweeps without a name multiply in reading order, those
 `axis=value`, joined by commas; a text stands there as it is, other values as compact JSON with what file names can't hold percent-encoded.
 
 An int is short for a position's `index`. A *stacked* site has several layers; its reads have a layer axis, and tables a `layer` field.
+A sweep of `heads` gives lists (`[[0], [1]]`), and `"all"` one head after the other.
+
+**A whole document**, as small as they get:
+
+```json
+{
+  "model": {"key": "bundled:successor-llama", "dtype": "fp32"},
+  "roles": {"base": {"field": "input"}, "counterfactual": {"field": "counterfactual_inputs[0]"}},
+  "sites": {"stream": {"component": "block_output", "layers": 1}, "logits": {"component": "logits"}},
+  "interventions": {
+    "patching": {
+      "reads": {
+        "source": {"site": "stream", "pos": {"all": true, "scope": {"variable": "entity"}}, "input": "counterfactual"},
+        "prediction": {"site": "logits", "pos": -1, "model": "patched"}
+      },
+      "writes": {"patch": {"site": "stream", "pos": {"all": true, "scope": {"variable": "entity"}}, "mechanism": "swap", "operand": "source"}},
+      "models": {"patched": {"input": "base", "writes": ["patch"]}},
+      "metrics": {"follows": {"kind": "match", "of": "prediction", "expected": "cf_answer"}}
+    }
+  },
+  "steps": {
+    "patch": {
+      "kind": "observe",
+      "rows": {"base": "successor/pairs", "counterfactual": "successor/pairs"},
+      "interventions": "patching",
+      "saves": [{"value": "follows", "file_path": "follows.json"}]
+    }
+  }
+}
+```
+
+`causalab-mini new` lists larger ones, one a kind of experiment.
+
+**Rows.** `successor/pairs` is a ref: the table `successor/pairs.json` (or `.jsonl`, `.csv`, `.parquet`) below the data root, and
+`successor/pairs#test` its rows whose `split` is `test`. The data root is `--data-root`; else a folder `data` beside the document or above
+it; else `documents/data` in the working directory; else the tables that ship. A table is a list of row objects; a role's `field` is a path
+into a row (`a.b[1].c`). The rows of a step's roles pair by position. `example_id` labels rows where every row has one.
+
+**Variables.** `{"variable": "entity"}` of a role whose field is `counterfactual_inputs[0]` is looked for in the row at
+`counterfactual_inputs_variables[0].entity`, then in the column `entity`. So one position serves both sides of a pair.
+
+**Positions** count the tokens of a row's own text: 0 is the first, whatever the tokenizer puts before it. A *run* of tokens (all of them, or those
+of a `scope`) is *cut* by `index`, `span`, `last` or `all`. An anchor's tokens are those that overlap its text, so a piece that is begun is had whole.
+
+**Outputs** of a step are named once in the document, and later steps' operands refer to them by that name: `{"ref": "entity_mean"}`.
 """
 
 MAX_OPTIONS = 8

@@ -135,7 +135,7 @@ class Rows:
         for index, row in enumerate(table.rows):
             found = [value for place in places if place is not None and (value := place.get(row)) is not MISSING]
             if not found:
-                hint = did_you_mean(anchor.variable or anchor.column or "", table.columns)
+                hint = did_you_mean(anchor.variable or anchor.column or "", table.columns) or f"the columns are {listed(table.columns)}"
                 problems.append(
                     Problem(
                         where,
@@ -186,7 +186,7 @@ class Rows:
                 make = answer_tokens if is_answer else answer_token
                 tokens.append(None if cell is None else make(self.tokenizer, cell, form))
             except AnswerError as error:
-                hint = "`causalab-mini tokens MODEL TEXT` shows a text's tokens" if error.expected == "one token" else ""
+                hint = "`causalab-mini tokens MODEL TEXT --pieces` shows a text's tokens" if error.expected == "one token" else ""
                 problem = Problem(path, error.expected, f"{error.got} in {quoted(column)} on row {index} of {quoted(ref)}", hint, "token")
                 tokens.append(BadCell(problem))
                 problems.append(problem)
@@ -196,9 +196,13 @@ class Rows:
 
 
 def _first(problems: list[Problem]) -> list[Problem]:
-    """Returns the first of many problems of one kind, the rest as a count."""
-    if len(problems) <= MAX_NAMED_ROWS:
-        return problems
-    last = problems[MAX_NAMED_ROWS]
-    more = f"{last.got}, and so on {len(problems) - MAX_NAMED_ROWS - 1} more rows"
-    return [*problems[:MAX_NAMED_ROWS], Problem(last.path, last.expected, more, last.hint, last.code)]
+    """Returns one problem for each that many rows share: what the first of them has, and how many more there are."""
+    shared: dict[tuple[str, str], list[Problem]] = {}
+    for problem in problems:
+        shared.setdefault((problem.path, problem.expected), []).append(problem)
+    return [
+        first
+        if not more
+        else Problem(first.path, first.expected, f"{first.got}, and the like on {len(more)} more rows", first.hint, first.code)
+        for first, *more in shared.values()
+    ]

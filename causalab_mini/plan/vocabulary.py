@@ -44,7 +44,10 @@ def vocabulary() -> Mapping[str, Mapping[str, str]]:
     assert set(TOKEN_FORMS) == set(get_args(TokenForm))
     return {
         "components": {
-            name: f"{component.meaning}; {'a layer' if component.per_layer else 'whole model'}" for name, component in COMPONENTS.items()
+            name: f"{component.meaning}; {'a layer' if component.per_layer else 'whole model'}, width {component.width}"
+            + (f", {component.heads} heads" if component.heads else "")
+            + ("" if component.is_writable else ", read-only")
+            for name, component in COMPONENTS.items()
         },
         "positions": _fields(Position),
         "anchors": _fields(Anchor),

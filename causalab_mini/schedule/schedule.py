@@ -20,6 +20,12 @@ Windows = tuple[Window, ...]
 Keys = tuple[tuple[int, ...], ...]
 """One list of keys a row of the step, as content indices."""
 
+REASON_HINTS = {
+    "alignment_ambiguous": "a position's text stands in the row more than once: `occurrence` or `segment` in its scope says which",
+    "alignment_missing": "a position's text is not in the row; `causalab-mini tokens MODEL --data REF --pos POS` shows the rows",
+    "out_of_range": "a position's run has fewer tokens than its cut asks for; `causalab-mini tokens MODEL --data REF --pos POS` shows them",
+    "column_missing": "the cells of the metric's column are empty",
+}
 MISSING_WRITE_HINT = (
     "a read may miss a row, a write may not: the row would be scored as if it had been written. Take the row out, or mend its anchor"
 )
@@ -296,7 +302,9 @@ def _without_eligible_rows(schedule: StepSchedule) -> Iterable[Problem]:
             if all(reasons):
                 path = f"{intervention.path}.metrics.{metric.name}"
                 counts = ", ".join(f"{reasons.count(reason)} × {reason}" for reason in dict.fromkeys(reasons))
-                yield Problem(path, "at least one row that can be scored", f"none of {len(reasons)} ({counts})", code="no_eligible_row")
+                hint = "; ".join(REASON_HINTS[reason] for reason in dict.fromkeys(reasons) if reason in REASON_HINTS)
+                got = f"none of {len(reasons)} ({counts})"
+                yield Problem(path, "at least one row that can be scored", got, hint, "no_eligible_row")
 
 
 def _with_other_keys(schedule: StepSchedule) -> Iterable[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -54,6 +55,21 @@ class BaseEngine:
     def run(self, batch: Batch, visits: tuple[Visit, ...], state: State, shortcut: Shortcut = PLAIN) -> None:
         """Runs one forward over a batch, stopping at addresses in forward order."""
         raise NotImplementedError
+
+    def load_with(self, load: Callable[[], nn.Module]) -> None:
+        """Loads weights and freezes them; a device that is not there, or has no room, is named.
+
+        Raises:
+            ModelError: the weights can't be put where they were to go.
+        """
+        try:
+            module = load()
+        except (RuntimeError, ValueError, AssertionError, OSError) as error:
+            first = str(error).strip().partition("\n")[0]
+            expected = f"weights that can be loaded onto the device map {quoted(self.device_map)}"
+            hint = "`causalab-mini doctor` lists the devices"
+            raise ModelError(Problem("model", expected, f"{type(error).__name__}: {first}", hint, "device")) from error
+        self.freeze(module)
 
     def freeze(self, module: nn.Module) -> None:
         """Makes a model one that is only read: evaluation mode, no gradients, the dtype that was asked for."""

@@ -35,8 +35,8 @@ class HooksEngine(BaseEngine):
         """Loads and freezes the weights, once."""
         if self.module is None:
             checkpoint = self.checkpoint
-            self.freeze(
-                AutoModelForCausalLM.from_pretrained(
+            self.load_with(
+                lambda: AutoModelForCausalLM.from_pretrained(
                     checkpoint.source.location,
                     dtype=checkpoint.dtype,
                     device_map=self.device_map,

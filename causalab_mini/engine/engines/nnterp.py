@@ -53,8 +53,12 @@ class NNterpEngine(BaseEngine):
     def load_weights(self) -> None:
         """Loads and freezes the weights, once."""
         if self.module is None:
-            self.model.dispatch()
-            self.freeze(self.model._model)
+            self.load_with(self.dispatched)
+
+    def dispatched(self) -> Any:
+        """Returns the model with its weights."""
+        self.model.dispatch()
+        return self.model._model
 
     def run(self, batch: Batch, visits: tuple[Visit, ...], state: State, shortcut: Shortcut = PLAIN) -> None:
         """Runs one forward over a batch as one trace, or what a shortcut leaves of it, stopping at addresses in forward order."""

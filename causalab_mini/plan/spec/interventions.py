@@ -22,6 +22,7 @@ class MechanismRule:
     """What a mechanism needs beside its place."""
 
     has_operand: bool
+    meaning: str
     required: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     at_least_one: tuple[str, ...] = ()
@@ -33,15 +34,15 @@ class MechanismRule:
 
 
 MECHANISM_RULES: Mapping[str, MechanismRule] = {
-    "swap": MechanismRule(True),
-    "add_scaled": MechanismRule(True, optional=("scale",)),
-    "lerp": MechanismRule(True, required=("t",)),
-    "gaussian": MechanismRule(False, required=("seed",), optional=("scale",)),
-    "clamp": MechanismRule(False, at_least_one=("lo", "hi")),
-    "renormalize": MechanismRule(False),
-    "project_out": MechanismRule(True),
-    "permute": MechanismRule(False, required=("seed",)),
-    "knockout": MechanismRule(False),
+    "swap": MechanismRule(True, "the operand"),
+    "add_scaled": MechanismRule(True, "f + scale · operand", optional=("scale",)),
+    "lerp": MechanismRule(True, "(1 − t) · f + t · operand", required=("t",)),
+    "gaussian": MechanismRule(False, "f + scale · ε, ε standard normal", required=("seed",), optional=("scale",)),
+    "clamp": MechanismRule(False, "min(max(f, lo), hi)", at_least_one=("lo", "hi")),
+    "renormalize": MechanismRule(False, "f at the length that it arrived with; the last of at least two writes at a place"),
+    "project_out": MechanismRule(True, "f minus its component along the operand"),
+    "permute": MechanismRule(False, "another row's value", required=("seed",)),
+    "knockout": MechanismRule(False, "the edges to the named keys cut; sites with keys only"),
 }
 
 

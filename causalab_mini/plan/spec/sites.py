@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, Tag, model_validator
 
 from causalab_mini.errors import did_you_mean, listed
-from causalab_mini.model.components import COMPONENTS, Component
+from causalab_mini.model.components import ALIASES, COMPONENTS, Component
 from causalab_mini.plan.strict import Strict, Tuple, invalid, shown, tag_by
 
 LAYERS = "an integer, a list of integers or `all`"
@@ -28,6 +28,12 @@ Layers = Annotated[
 Indices = Annotated[Tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 
 
+def _nearest(name: str) -> str:
+    """Returns a hint for a name that is no component: what another tool calls so, or what is spelled nearly so."""
+    other = ALIASES.get(name.rpartition(".")[2].removeprefix("hook_"))
+    return f"`{other}` is that here" if other else did_you_mean(name, list(COMPONENTS)) or "`causalab-mini vocab` lists them"
+
+
 class Site(Strict):
     """A place inside the model: a component, at which layers, and which part of its width."""
 
@@ -44,7 +50,7 @@ class Site(Strict):
     @classmethod
     def _known_component(cls, value: Any) -> Any:
         if isinstance(value, dict) and isinstance(name := value.get("component"), str) and name not in COMPONENTS:
-            raise invalid("a component name", shown(name), did_you_mean(name, list(COMPONENTS)), "component", "component")
+            raise invalid("a component name", shown(name), _nearest(name), "component", "component")
         return value
 
     @model_validator(mode="after")
