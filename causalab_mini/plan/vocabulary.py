@@ -52,7 +52,8 @@ def vocabulary() -> Mapping[str, Mapping[str, str]]:
         "positions": _fields(Position),
         "anchors": _fields(Anchor),
         "mechanisms": {
-            name: f"operand {'required' if rule.has_operand else 'refused'}" + (f"; params {', '.join(rule.params)}" if rule.params else "")
+            name: f"{rule.meaning}; operand {'required' if rule.has_operand else 'refused'}"
+            + (f"; params {', '.join(rule.params)}" if rule.params else "")
             for name, rule in MECHANISM_RULES.items()
         },
         "metrics": {
