@@ -6,7 +6,6 @@ Needs the document alone. Objects that did not validate are missing from the Spe
 from __future__ import annotations
 
 import graphlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -15,16 +14,14 @@ from typing import Any
 from causalab_mini.errors import Problem, did_you_mean, listed, quoted
 from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan.digest import entries_of
+from causalab_mini.plan.files import METRIC_SUFFIXES, TENSOR_SUFFIXES, path_problem
+from causalab_mini.plan.forwards import forward_of, forwards_of
 from causalab_mini.plan.position import Position
 from causalab_mini.plan.spec import Difference, Intervention, Observe, Output, OutputRef, Read, Site, Spec, Write
 from causalab_mini.plan.spec.metrics import MetricBase, Recovered, TopK
 
-METRIC_SUFFIXES = (".json", ".csv", ".parquet")
-TENSOR_SUFFIXES = (".safetensors",)
-RESERVED_FILES = ("document.json", "run.json", "summary.json", "points.json")
 KEY_SITES = tuple(name for name, component in COMPONENTS.items() if component.has_keys)
 SECTIONS = ("reads", "writes", "models", "metrics")
-_DEVICE_NAMES = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
 
 
 def check(spec: Spec, raw: Mapping[str, Any]) -> list[Problem]:
@@ -418,36 +415,6 @@ def _wide(pos: Position) -> str:
 def labelled(step: Observe) -> str:
     """Returns the ref whose rows give a step its labels: that of `base`, else of its first role."""
     return step.rows.get("base") or next(iter(step.rows.values()))
-
-
-def path_problem(text: str) -> str:
-    """Returns why a relative path of a save is refused, or nothing."""
-    parts = text.split("/")
-    if "\\" in text or any(ord(character) < 32 or character in '<>:"|?*' for character in text):
-        return "a character that file names can't have everywhere"
-    if any(part in ("", ".", "..") for part in parts):
-        return "absolute, or with an empty or dotted part"
-    if any(_DEVICE_NAMES.fullmatch(part) or part.endswith((" ", ".")) for part in parts):
-        return "a name that is reserved"
-    if any(len(part.encode()) > 200 for part in parts):
-        return "a name of more than 200 bytes"
-    if text.casefold() in RESERVED_FILES:
-        return "a file of the run itself"
-    return ""
-
-
-def forward_of(read: Read, intervention: Intervention) -> tuple[str, str] | None:
-    """Returns which model on which role a read is of, or None where the document does not say."""
-    role = read.input
-    if role is None and read.model in intervention.models:
-        role = intervention.models[read.model].input
-    return None if role is None else (read.model, role)
-
-
-def forwards_of(intervention: Intervention) -> list[tuple[str, str]]:
-    """Returns every (model, role) that an intervention runs, in the order in which its reads name them."""
-    found = [forward_of(read, intervention) for read in intervention.reads.values()]
-    return list(dict.fromkeys(forward for forward in found if forward is not None))
 
 
 def _values(by_intervention: Mapping[str, Sequence[str]], is_list: bool) -> dict[str, str | None]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from causalab_mini.data.fields import FIELD_PATTERN
 from causalab_mini.model.components import COMPONENTS
-from causalab_mini.plan.check import METRIC_SUFFIXES, TENSOR_SUFFIXES
 from causalab_mini.plan.docstrings import field_docstrings, models
+from causalab_mini.plan.files import METRIC_SUFFIXES, TENSOR_SUFFIXES
 from causalab_mini.plan.spec import MECHANISM_RULES, METRIC_MODELS, Spec
 from causalab_mini.plan.strict import NAME_PATTERN
 from causalab_mini.plan.sweep import FORBIDDEN
