@@ -673,13 +673,15 @@ def test_a_knockout_that_leaves_no_key_is_refused_when_it_is_made(zoo, kind):
 @pytest.mark.parametrize("how", ["sum", "mean", "norm", "max"])
 @pytest.mark.parametrize("component", PATTERNS)
 def test_a_value_of_a_pattern_sees_no_padding(zoo, component, how):
-    """Rows have other numbers of keys; the attention that falls on some is a probability."""
+    """Rows have other numbers of keys, and scores below zero here; the attention that falls on some keys is a probability."""
     reads = {
-        "one": {"site": site(component, 1, heads=[2]), "pos": -1, "input": "base"},
-        "two": {"site": site(component, [0, 1], heads=[2, 0]), "pos": -1, "keys": ENTITY, "input": "base"},
+        "one": {"site": site(component, 1, heads=[2]), "pos": -1, "model": "patched"},
+        "two": {"site": site(component, [0, 1], heads=[2, 0]), "pos": -1, "keys": ENTITY, "model": "patched"},
     }
+    lower = {"site": site("attention_scores", "all"), "pos": -1, "mechanism": "add_scaled", "operand": -8.0}  # which no pattern shows
+    below = 8.0 if component == "attention_scores" else 0.0
     metrics = {read: {"kind": "value", "of": read, "how": how} for read in reads}
-    step = zoo.run("llama", {"p": {"reads": reads, "metrics": metrics}}, {"s": observe("p", both=False)}).step("s")
+    step = zoo.run("llama", {"p": patching(lower, reads=reads, metrics=metrics)}, {"s": observe("p", both=False)}).step("s")
     tables = step.results["metrics"]
     number = {"sum": torch.sum, "mean": torch.mean, "norm": torch.linalg.vector_norm, "max": torch.max}[how]
     assert {row["unit"] for table in tables.values() for row in table} == {
@@ -687,11 +689,11 @@ def test_a_value_of_a_pattern_sees_no_padding(zoo, component, how):
     }
     for row, entry in enumerate(ROWS):
         n_tokens, keys = len(zoo.ids("llama", entry["input"])), entity_of(zoo, "llama", row)
-        plain = [zoo.plain_base("llama", row)[component, layer][-1].reshape(4, n_tokens) for layer in (0, 1)]
-        assert tables["one"][row]["value"] == pytest.approx(float(number(plain[1][2])), abs=1e-5)
+        plain = [zoo.plain_base("llama", row)[component, layer][-1].reshape(4, n_tokens) - below for layer in (0, 1)]
+        assert tables["one"][row]["value"] == pytest.approx(float(number(plain[1][2])), rel=1e-6, abs=1e-5)
         for layer in (0, 1):
             line = next(line for line in tables["two"] if (line["layer"], line["example_id"]) == (layer, str(row)))
-            assert line["value"] == pytest.approx(float(number(plain[layer][[2, 0]][:, keys])), abs=1e-5)
+            assert line["value"] == pytest.approx(float(number(plain[layer][[2, 0]][:, keys])), rel=1e-6, abs=1e-5)
 
 
 def test_patterns_are_saved_row_by_row_without_padding(zoo, tmp_path):

@@ -28,7 +28,7 @@ REFUSED = {
         '{"a": 1,\n}',
         2,
         1,
-        "JSON (illegal trailing comma before end of object)|JSON (expecting property name enclosed in double quotes)",
+        "JSON (something after the comma)",
         "`}`",
     ),
     "a single quote": ("{'a': 1}", 1, 2, "JSON (expecting property name enclosed in double quotes)", "`'a': 1}`"),
@@ -48,7 +48,7 @@ def test_what_is_not_strict_json_is_refused_with_its_line_and_column(tmp_path, t
         strict_json.read_json(file, DocumentError)
     (problem,) = caught.value.problems
     assert (problem.line, problem.column) == (line, column)
-    assert problem.expected in expected.split("|")
+    assert problem.expected == expected
     assert problem.got == got
     assert caught.value.text().startswith(f"error: {file}:{line}:{column}: expected ")
 

@@ -70,14 +70,17 @@ def _scan(text: str, file: str, error: type[InputError], first_line: int) -> Non
 
     keys: list[set[str] | None] = []
     awaits_key = False
+    before, kind = None, None
     for token in _TOKEN.finditer(text):
-        kind, word, at = token.lastgroup, token.group(), token.start()
+        before, kind, word, at = kind, token.lastgroup, token.group(), token.start()
         if kind == "open":
             keys.append(set() if word == "{" else None)
             awaits_key = word == "{"
             if len(keys) > MAX_DEPTH:
                 refuse(at, f"at most {MAX_DEPTH} levels", f"level {len(keys)}", "too_deep")
         elif kind == "close":
+            if before == "comma":  # Python's releases name another place and another reason
+                refuse(at, "JSON (something after the comma)", quoted(word), "json")
             awaits_key = False
             if keys:
                 keys.pop()
