@@ -136,6 +136,7 @@ def _top_k(logits: Tensor, k: int, tokenizer: Any) -> list[list[list[Any]]]:
 
 
 def _answer_logprob(metric: nodes.Metric, observed: Observed, rows: Sequence[int]) -> list[list[float]]:
+    """Returns Σ log p of each row's answer, token after token. Source: the chain rule of probability."""
     value: Value = observed.values[metric.reads["answer"]]
     where = {row: index for index, row in enumerate(observed.rows)}
     by_layer: list[list[float]] = [[] for _ in range(value.data.shape[0])]
@@ -148,6 +149,10 @@ def _answer_logprob(metric: nodes.Metric, observed: Observed, rows: Sequence[int
 
 
 def _recovered(metric: nodes.Metric, observed: Observed, rows: Sequence[int], tokenizer: Any) -> list[list[float | None]]:
+    """Returns (m(of) − m(corrupt)) / (m(clean) − m(corrupt)) of the inner metric, null where the denominator is 0.
+
+    Source: the normalised logit difference of Wang et al. 2022, "Interpretability in the wild"; Zhang and Nanda 2023, section 2.
+    """
     assert metric.inner is not None
     found = {}
     for key in ("of", "clean", "corrupt"):

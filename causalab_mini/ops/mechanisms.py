@@ -41,8 +41,8 @@ class Change:
 def swap(change: Change) -> Tensor:
     """Returns the operand in the value's place.
 
-    Source: interchange intervention, Geiger et al. 2021, "Causal abstractions of neural networks", definition 3.1; activation patching,
-    Meng et al. 2022, section 2.1.
+    Source: interchange intervention, Geiger et al. 2021, "Causal abstractions of neural networks"; activation patching,
+    Meng et al. 2022, "Locating and editing factual associations in GPT".
     """
     return change.source.expand_as(change.value)
 
@@ -50,7 +50,7 @@ def swap(change: Change) -> Tensor:
 def add_scaled(change: Change) -> Tensor:
     """Returns the value plus a multiple of the operand.
 
-    Source: activation addition, Turner et al. 2023, "Steering language models with activation engineering", section 3.
+    Source: activation addition, Turner et al. 2023, "Steering language models with activation engineering".
     """
     return change.value + change.scale * change.source
 
@@ -66,7 +66,7 @@ def lerp(change: Change) -> Tensor:
 def gaussian(change: Change) -> Tensor:
     """Returns the value plus scaled standard normal noise.
 
-    Source: noise corruption of causal tracing, Meng et al. 2022, "Locating and editing factual associations in GPT", section 2.1.
+    Source: noise corruption of causal tracing, Meng et al. 2022, "Locating and editing factual associations in GPT".
     """
     assert change.noise is not None
     return change.value + change.scale * change.noise
@@ -75,7 +75,7 @@ def gaussian(change: Change) -> Tensor:
 def clamp(change: Change) -> Tensor:
     """Returns the value, no feature below `lo` or above `hi`.
 
-    Source: feature clamping, Templeton et al. 2024, "Scaling monosemanticity", section "Influence on behavior".
+    Source: feature clamping, Templeton et al. 2024, "Scaling monosemanticity", on feature steering.
     """
     return change.value.clamp(min=change.lo, max=change.hi)
 
@@ -83,7 +83,7 @@ def clamp(change: Change) -> Tensor:
 def renormalize(change: Change) -> Tensor:
     """Returns the value at the length that it had when it arrived: f · ‖f₀‖ / ‖f‖, zero where f is zero.
 
-    Source: norm-preserving steering, e.g. Arditi et al. 2024, "Refusal is mediated by a single direction", appendix.
+    Source: norm-preserving steering, e.g. Arditi et al. 2024, "Refusal in language models is mediated by a single direction", appendix.
     """
     length: Tensor = torch.linalg.vector_norm(change.value, dim=-1, keepdim=True)
     ratio: Tensor = torch.linalg.vector_norm(change.arrived, dim=-1, keepdim=True) / torch.where(
@@ -95,7 +95,7 @@ def renormalize(change: Change) -> Tensor:
 def project_out(change: Change) -> Tensor:
     """Returns the value minus its component along the operand; unchanged where the operand is zero.
 
-    Source: directional ablation, Arditi et al. 2024, "Refusal is mediated by a single direction", equation 4.
+    Source: directional ablation, Arditi et al. 2024, "Refusal in language models is mediated by a single direction", equation 4.
     """
     direction = change.source.expand_as(change.value)
     squared = (direction * direction).sum(dim=-1, keepdim=True)
@@ -114,7 +114,7 @@ def permute(change: Change) -> Tensor:
 def knockout(change: Change) -> Tensor:
     """Returns what cuts an edge: `lo` everywhere, minus infinity for scores, 0 for a pattern that is renormalised afterwards.
 
-    Source: attention knockout, Geva et al. 2023, "Dissecting recall of factual associations in auto-regressive language models", section 4.
+    Source: attention knockout, Geva et al. 2023, "Dissecting recall of factual associations in auto-regressive language models".
     """
     assert change.lo is not None
     return torch.full_like(change.value, change.lo)

@@ -55,7 +55,7 @@ def match(scored: Scored) -> Tensor:
 def logit_diff(scored: Scored) -> Tensor:
     """Returns logit of a minus logit of b; in logits.
 
-    Source: Wang et al. 2022, "Interpretability in the wild", section 2.1.
+    Source: Wang et al. 2022, "Interpretability in the wild".
     """
     return scored.logit("a") - scored.logit("b")
 
@@ -112,7 +112,7 @@ def cosine(scored: Scored) -> Tensor:
 
 
 def value(scored: Scored) -> Tensor:
-    """Returns the sum, mean, Euclidean norm or greatest of the features."""
+    """Returns the sum, mean, Euclidean norm or greatest of the features. Source: Σ xᵢ, Σ xᵢ / n, √Σ xᵢ², max xᵢ."""
     there = torch.ones_like(scored.of, dtype=torch.bool) if scored.is_key is None else scored.is_key
     match scored.how:
         case "sum":
@@ -128,7 +128,7 @@ def value(scored: Scored) -> Tensor:
 def class_match(scored: Scored) -> Tensor:
     """Returns 1 where the expected token has the greatest logit of its row's classes; in [0, 1].
 
-    Source: forced choice between the answers of a task, e.g. Vig et al. 2020, section 4.
+    Source: forced choice between the answers of a task, e.g. Vig et al. 2020, "Investigating gender bias in language models".
     """
     assert scored.classes is not None
     chosen = scored.of.gather(-1, scored.classes).argmax(dim=-1)
@@ -150,7 +150,7 @@ def log_probs(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Returns the k most likely tokens of each row and their probabilities, most likely first; both (row, k)."""
+    """Returns the k most likely tokens of each row and their probabilities, most likely first; both (row, k). Source: softmax(z)."""
     probabilities, tokens = logits.softmax(dim=-1).topk(min(k, logits.shape[-1]), dim=-1)
     return tokens, probabilities
 

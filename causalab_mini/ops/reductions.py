@@ -28,12 +28,17 @@ def mean(value: Value, keeps_window: bool) -> Tensor:
 
     Returns:
         (layer, token, feature), one token where no window is kept; fp32, summed in fp64.
+
+    Source: Σ xᵢ / n; as an ablation, Chan et al. 2022, "Causal scrubbing", and Wang et al. 2022.
     """
     return _pooled(value, keeps_window).mean(dim=1).to(torch.float32)
 
 
 def std(value: Value, keeps_window: bool) -> Tensor:
-    """Returns the standard deviation over rows (divisor n − 1; zero for one row), shaped as `mean`."""
+    """Returns the standard deviation over rows (divisor n − 1; zero for one row), shaped as `mean`.
+
+    Source: √(Σ (xᵢ − x̄)² / (n − 1)).
+    """
     pooled = _pooled(value, keeps_window)
     if pooled.shape[1] < 2:
         return torch.zeros_like(pooled[:, 0]).to(torch.float32)
@@ -58,7 +63,10 @@ def pca(value: Value, k: int) -> Tensor:
 
 
 def mean_by(value: Value, groups: Sequence[str]) -> dict[str, Tensor]:
-    """Returns the mean over all tokens of the rows of each group, (layer, 1, feature) each, fp32; groups without a token are left out."""
+    """Returns the mean over all tokens of the rows of each group, (layer, 1, feature) each, fp32; groups without a token are left out.
+
+    Source: the class means that resample and mean ablations by condition use, e.g. Wang et al. 2022.
+    """
     rows_by_group: dict[str, list[int]] = {}
     for row, group in enumerate(groups):
         if value.lengths[row]:
