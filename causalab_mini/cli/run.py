@@ -68,6 +68,7 @@ class _Screen:
 
         self.as_json = as_json
         self.console = Console(stderr=True, highlight=False)
+        self.is_live = sys.stderr.isatty() and not as_json
         self.progress: Any = None
         self.data: dict[str, Any] = {}
         self.exit_code = EXIT_OK
@@ -75,6 +76,9 @@ class _Screen:
     def run(self, experiment: Any, out: Path) -> None:
         from causalab_mini.experiment import Watcher
 
+        if self.is_live:
+            self.progress = self.console.status("opening the checkpoint, finding every position")
+            self.progress.start()
         try:
             experiment.run(out, Watcher(on_scheduled=self.scheduled, on_pass=self.advance, on_done=self.done))
         except CheckError as error:
@@ -90,11 +94,15 @@ class _Screen:
             sys.exit(self.exit_code)
 
     def scheduled(self, request: Request, schedules: list[Schedule]) -> None:
-        if not sys.stderr.isatty() or self.as_json:
+        if not self.is_live:
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        n = sum(len(passes) for schedule in schedules for step in schedule.steps for passes in step.passes.values())
+        from causalab_mini.schedule.physical import plain_schedule
+        from causalab_mini.schedule.rewrites import rewrite
+
+        self.close()
+        n = len(rewrite(plain_schedule(request, schedules)).passes)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self.progress = Progress(*columns, console=self.console, transient=True)
         self.progress.start()
