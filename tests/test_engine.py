@@ -245,7 +245,7 @@ def test_reads_and_writes_may_be_declared_in_any_order(carry_out, rows_of):
     component = ["logits", "block_output", "embeddings", "ln_final", "mlp_output", "attention_output", "block_input", "lm_head"]
     reads = {name: {"site": site(name, [2, 0] if COMPONENTS[name].per_layer else None), "pos": -1, "input": "base"} for name in component}
     raw = document({"look": {"reads": reads}}, {"s": observe("look", both=False, outputs={name: name for name in reads})})
-    made = carry_out(raw, rows_of("successor-llama")).step("s").results["outputs"]
+    made = carry_out(raw, rows_of("successor-llama"), rewrites=PLAIN).step("s").results["outputs"]
     everything = read_everything(carry_out, "successor-llama", "nnterp", rows_of("successor-llama"))
     for name in component:
         for row, _ in enumerate(rows_of("successor-llama")):
