@@ -29,6 +29,7 @@ docs: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/patching.py
 
 fix: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

@@ -1,6 +1,6 @@
 """A layer sweep at two positions: bare forwards, a hand-written hook loop, and this package with and without its rewrites.
 
-`python benchmarks/patching.py [--model KEY] [--every N] [--rows N]` writes `benchmarks/results/patching.md` and `.json`. CPU seconds in
+`python benchmarks/patching.py [--model KEY] [--every N] [--rows N]` writes `benchmarks/results/patching-MODEL.md` and `.json`. CPU seconds in
 one process on one thread, as ratios to bare forwards of the points (one plain forward a point); every number is compared.
 """
 
@@ -148,8 +148,9 @@ def main() -> None:
         f"positions of logits {before.head_positions:,} → {after.head_positions:,}.",
     ]
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "patching.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (RESULTS / "patching.json").write_text(json.dumps({"seconds": seconds, "difference": difference}, indent=1) + "\n", encoding="utf-8")
+    name = arguments.model.rpartition("/")[2].removeprefix("bundled:").removesuffix(".gguf").lower()
+    (RESULTS / f"patching-{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (RESULTS / f"patching-{name}.json").write_text(json.dumps({"seconds": seconds, "difference": difference}, indent=1) + "\n", encoding="utf-8")
     print("\n".join(lines))
 
 
