@@ -150,7 +150,9 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     name = arguments.model.rpartition("/")[2].removeprefix("bundled:").removesuffix(".gguf").lower()
     (RESULTS / f"patching-{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (RESULTS / f"patching-{name}.json").write_text(json.dumps({"seconds": seconds, "difference": difference}, indent=1) + "\n", encoding="utf-8")
+    (RESULTS / f"patching-{name}.json").write_text(
+        json.dumps({"seconds": seconds, "difference": difference}, indent=1) + "\n", encoding="utf-8"
+    )
     print("\n".join(lines))
 
 
