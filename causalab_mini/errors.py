@@ -32,10 +32,6 @@ EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 
 
-class Terminated(KeyboardInterrupt):
-    """The process was asked to end (SIGTERM): an interrupt with an exit code of its own."""
-
-
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 

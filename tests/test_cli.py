@@ -299,3 +299,88 @@ def test_doctor_finds_the_pair_of_versions_that_does_not_import(command, monkeyp
     assert "wrong nnterp on nnsight: does not import" in out
     assert "fix: pip install 'nnsight>=0.7,<0.8'" in out
     assert "note  nnsight: 0.8.1; tested with 0.7.0" in out
+
+
+# what a newcomer does
+
+
+@pytest.mark.parametrize("arguments", [["explain"], ["run", "x.json"], ["explain", "x.json", "--nope"], ["nope"]])
+def test_a_wrong_command_line_is_data_with_json(command, arguments):
+    code, out, _ = command(*arguments, "--json")
+    assert code == 2
+    (error,) = json.loads(out)["errors"]
+    assert error["code"] == "usage"
+    assert error["expected"] == "a command line that `--help` describes"
+
+
+def test_a_terminated_run_exits_with_143_and_says_so_in_its_record(command, monkeypatch, home):
+    import os
+    import signal
+
+    from causalab_mini.engine.engines.nnterp import NNterpEngine
+
+    def terminate(self, batch, visits, state, shortcut):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(NNterpEngine, "run", terminate)
+    try:
+        code, out, err = command("run", write_document(home, looking()), "--out", home / "out")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (code, out) == (143, "")
+    assert "error: terminated" in err
+    assert json.loads((home / "out" / "run.json").read_text(encoding="utf-8"))["status"] == "interrupted"
+
+
+def test_a_device_that_is_not_there_is_named_and_no_bug(command, home):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.fail("this test needs a machine without CUDA: run the suite on the CPU")
+    code, _, err = command("run", write_document(home, looking()), "--out", home / "out", "--device-map", "cuda")
+    assert code == 2
+    assert "expected weights that can be loaded onto the device map `cuda`" in err
+    assert "Traceback" not in err
+
+
+def test_verbs_write_no_file_over_another(command, tmp_path):
+    file = tmp_path / "table.json"
+    file.write_text("mine")
+    for arguments in (["data", "new", "ioi", "--n", 3, "--out", file], ["new", "patching", file]):
+        code, _, err = command(*arguments)
+        assert code == 2
+        assert "expected a file that is not there yet" in err
+    assert file.read_text() == "mine"
+
+
+def test_a_file_that_can_not_be_written_is_no_bug(command, tmp_path):
+    (tmp_path / "a").write_text("a file where a folder would have to be")
+    code, _, err = command("new", "patching", tmp_path / "a" / "x.json")
+    assert code == 2
+    assert "expected a file that can be written" in err
+
+
+def test_a_table_in_the_working_directory_is_found_without_a_document(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command("data", "new", "ioi", "--n", 3, "--out", "data/mine.json")
+    assert command("data", "mine")[1].startswith("mine: 3 rows")
+    code, _, err = command("data", "data/mine.json")
+    assert code == 2
+    assert "expected a ref without the file's ending" in err
+
+
+def test_one_mistake_of_many_rows_is_one_error(command, home):
+    raw = looking()
+    raw["roles"] = {"base": {"field": "counterfactual_inputs"}}
+    code, _, err = command("explain", write_document(home, raw))
+    assert code == 2
+    assert err.count("error:") == 1
+    assert "with its index" in err
+    assert "more rows" in err
+
+
+def test_pieces_of_a_text_are_shown_when_asked_for(command):
+    out = command("tokens", "bundled:successor-llama", " Tuesday", "--pieces")[1]
+    assert "2 token(s)" in out.splitlines()[0]
+    assert "Tues" in out.splitlines()[1]

@@ -22,7 +22,6 @@ from causalab_mini.errors import (
     EXIT_TERMINATED,
     CausalabError,
     Problem,
-    Terminated,
     UsageError,
 )
 
@@ -51,23 +50,22 @@ def _root(
     pass
 
 
-def _terminate(number: int, frame: Any) -> None:
-    raise Terminated
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the program; leaves by SystemExit with 0, 1, 2, 70, 130 or 143."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     as_json = "--json" in arguments
+    terminated: list[int] = []
+
+    def terminate(number: int, frame: Any) -> None:
+        terminated.append(number)
+        raise KeyboardInterrupt
+
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminate)
+        signal.signal(signal.SIGTERM, terminate)
     try:
         left_with = app(args=arguments, prog_name="causalab-mini", standalone_mode=not as_json)
         if isinstance(left_with, int) and left_with:  # without standalone mode typer returns what a command left with
             sys.exit(left_with)
-    except Terminated:
-        print("error: terminated", file=sys.stderr)
-        sys.exit(EXIT_TERMINATED)
     except CausalabError as error:
         if as_json:
             print(json.dumps(error.as_data(), indent=1, ensure_ascii=False))
@@ -76,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except SystemExit as leaving:
         if leaving.code == EXIT_INTERRUPTED:  # typer leaves with it on an interrupt, and says nothing
-            print("error: interrupted", file=sys.stderr)
+            print(f"error: {'terminated' if terminated else 'interrupted'}", file=sys.stderr)
+            sys.exit(EXIT_TERMINATED if terminated else EXIT_INTERRUPTED)
         raise
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
