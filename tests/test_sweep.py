@@ -177,6 +177,16 @@ def test_a_hundred_thousand_points_are_the_limit():
 
 @pytest.mark.parametrize("value", [["a", "b", "c", "d", "e"], [0.5, 1.5, 2.5, 3.5, 4.5], [[0], [1], [2], [3], [4]], [0, 1, 2, 3, 4]])
 def test_a_long_list_is_a_place_on_an_axis(value):
-    entry = {"axes": {"x": value}, "step": "s", "metric": "m", "n": 1, "eligible": 1, "mean": 0.5, "interval": None, "unit": "logit"}
+    entry = {
+        "axes": {"x": value},
+        "step": "s",
+        "metric": "m",
+        "kind": "value",
+        "n": 1,
+        "eligible": 1,
+        "mean": 0.5,
+        "interval": None,
+        "unit": "logit",
+    }
     (cell,) = summary_table([entry]).columns[0].cells
     assert cell == ("[0…4]" if value == [0, 1, 2, 3, 4] else show_value(value))

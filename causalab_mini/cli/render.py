@@ -44,7 +44,8 @@ def summary_table(summary: Sequence[Entry]) -> Table:
     for entry in summary[:MAX_LINES]:
         place = [_axes(entry).get(axis, "") for axis in axes] + ([entry["step"]] if has_steps else [])
         rows = str(entry["n"]) if entry["n"] == entry["eligible"] else f"{entry['eligible']} of {entry['n']}"
-        table.add_row(*place, entry["metric"], rows, _number(entry["mean"]), _interval(entry["interval"]), entry["unit"])
+        mean = "(a list a row)" if entry["kind"] == "top_k" else _number(entry["mean"])
+        table.add_row(*place, entry["metric"], rows, mean, _interval(entry["interval"]), entry["unit"])
     if len(summary) > MAX_LINES:
         table.caption = f"and {len(summary) - MAX_LINES} more in summary.json"
     return table
