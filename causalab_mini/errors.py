@@ -132,6 +132,15 @@ class CheckError(RunError):
     """The run finished, and a check of its numbers failed."""
 
 
+class CellError(ValueError):
+    """A value of a row can't become what it stands for; says what was expected and what was got, and is given its place by who reads it."""
+
+    def __init__(self, expected: str, got: str) -> None:
+        self.expected = expected
+        self.got = got
+        super().__init__(f"expected {expected}, got {got}")
+
+
 def _on_one_line(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 

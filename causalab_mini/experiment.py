@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from causalab_mini.data.table import find_data_root
-from causalab_mini.errors import CausalabError, CheckError, Problem, RunError
+from causalab_mini.errors import CausalabError, CheckError, PlanError, Problem
 from causalab_mini.plan.build import build_request
 from causalab_mini.plan.explain import explain
 from causalab_mini.plan.load import Document, load_spec
@@ -18,6 +19,7 @@ from causalab_mini.results.record import make_record
 from causalab_mini.results.store import DOCUMENT, POINTS, RECORD, SUMMARY, RunFolder
 from causalab_mini.results.summary import summarise
 from causalab_mini.results.tables import table_bytes
+from causalab_mini.schedule.physical import Physical
 from causalab_mini.schedule.schedule import Schedule, build_schedule
 from causalab_mini.shipped import find_document
 
@@ -41,7 +43,7 @@ class Options:
 class Watcher:
     """Whom a run tells how it goes."""
 
-    on_scheduled: Callable[[Request, list[Schedule]], None] = lambda request, schedules: None
+    on_scheduled: Callable[[Physical], None] = lambda physical: None
     on_pass: Callable[[], None] = lambda: None
     on_point: Callable[[PointResult], None] = lambda point: None
     on_done: Callable[[RunFolder, list[dict[str, Any]], Run], None] = lambda folder, summary, run: None
@@ -102,8 +104,6 @@ class Experiment:
                 except CausalabError as error:
                     problems.update(dict.fromkeys(error.problems))
             if problems:
-                from causalab_mini.errors import PlanError
-
                 raise PlanError(problems)
         return request, schedules, engine
 
@@ -127,7 +127,6 @@ class Experiment:
         watcher = watcher or Watcher()
         request, schedules, engine = self.compile()
         folder = RunFolder.open(Path(out), request.digest)
-        watcher.on_scheduled(request, schedules)
         writer = _Writer(folder, request, self.options)
         writer.begin(self.document)
 
@@ -143,6 +142,7 @@ class Experiment:
                 batch_size=self.options.batch_size,
                 check=self.options.check,
                 on_point=on_point,
+                on_scheduled=watcher.on_scheduled,
                 on_pass=watcher.on_pass,
             )
         except KeyboardInterrupt:
@@ -235,18 +235,15 @@ class _Writer:
         self.record(status, engine, error)
 
 
-class _naming:  # noqa: N801 - reads as a verb where it is used
+@contextmanager
+def _naming(document: Document) -> Iterator[None]:
     """Names the document in errors that don't name a file yet."""
-
-    def __init__(self, document: Document) -> None:
-        self.file = "" if document.path is None else str(document.path)
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, CausalabError) and not error.file and self.file:
-            raise error.in_file(self.file) from error.__cause__
+    try:
+        yield
+    except CausalabError as error:
+        if error.file or document.path is None:
+            raise
+        raise error.in_file(str(document.path)) from error.__cause__
 
 
 def load(
@@ -273,4 +270,4 @@ def load(
     return Experiment(document, root, options or Options())
 
 
-__all__ = ["Experiment", "Options", "RunError", "Watcher", "load"]
+__all__ = ["Experiment", "Options", "Watcher", "load"]

@@ -114,11 +114,6 @@ def hub():
 
 
 @pytest.fixture(scope="session")
-def seed_key(hub):
-    return {"key": SEED_MODEL, "revision": SEED_REVISION}
-
-
-@pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory):
     """Returns a function that gives a checkpoint's folder by name."""
     from causalab_mini.model.source import BUNDLED as SHIPPED

@@ -55,6 +55,11 @@ def test_a_wrong_document_exits_with_two_and_all_its_errors(command, home, verb)
     ("arguments", "said"),
     [
         (["data", "weekdays/trian"], "did you mean `weekdays/train`?"),
+        (
+            ["model", "bundled:successor-gpt2", "--revision", "x"],
+            'error: --revision: expected no `revision` (a bundled model has none), got `"x"`',
+        ),
+        (["tokens", "bundled:successor-gpt2", "x", "--pos", "-1"], "expected `--data REF` beside options of rows, got `--pos`"),
         (["data", "weekdays/train#test"], "expected rows whose `split` is `test`"),
         (["explain", "bundled:quikstart"], "did you mean `quickstart`?"),
         (["explain", "no/such/file.json"], "no/such/file.json"),

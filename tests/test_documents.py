@@ -2,8 +2,9 @@ import json
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
-from causalab_mini.experiment import Experiment, Options, load
+from causalab_mini.experiment import Options, load
 from causalab_mini.plan.layout import formatted
 from causalab_mini.shipped import example_documents
 
@@ -113,11 +114,10 @@ def test_the_read_out_names_the_answer_first(summaries, tmp_path):
     assert mean(summaries["top_k"], "right_direction") == 1
     load(EXAMPLES["top_k"]).run(tmp_path / "out")
     rows = json.loads((tmp_path / "out" / "words.json").read_text())
-    answers = json.loads(Path("data/successor/choices.json").read_text()) if Path("data").is_dir() else None
+    answers = json.loads((ROOT / "data" / "successor" / "choices.json").read_text())
     assert all(len(row["value"]) == 3 for row in rows)
     assert all(row["value"][0][1] > row["value"][1][1] for row in rows)
-    if answers is not None:
-        assert [row["value"][0][0].strip() for row in rows] == [answer["base_answer"].strip() for answer in answers]
+    assert [row["value"][0][0].strip() for row in rows] == [answer["base_answer"].strip() for answer in answers]
 
 
 def test_a_direction_steers_when_it_is_long_enough_at_any_length_of_state(summaries):
@@ -188,7 +188,6 @@ def test_attention_of_layer_2_nearly_says_the_answer_and_its_mlp_does(summaries)
 
 def test_both_engines_give_the_same_summary(summaries, tmp_path):
     experiment = load(EXAMPLES["steering"], options=Options(engine="hooks", check="off"))
-    assert isinstance(experiment, Experiment)
     experiment.run(tmp_path / "out")
     hooks = json.loads((tmp_path / "out" / "summary.json").read_text())["metrics"]
     assert hooks == summaries["steering"]

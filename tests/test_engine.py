@@ -10,16 +10,14 @@ from authoring import ENTITY, LOGITS, ROLES, document, observe, patching, site, 
 from conftest import BUNDLED, RANDOM
 from reference import PLACES, forward, ids_of, spot, tokens_of
 
+from causalab_mini.engine import observe as observing
+from causalab_mini.engine.batches import make_batch
 from causalab_mini.model.components import COMPONENTS
 
 pytestmark = pytest.mark.tiny
 
 PLAIN = ()  # the plan's own passes: a rewrite that changes the shape of a product changes its last bits
-AVAILABLE = [
-    component
-    for component in COMPONENTS.values()
-    if component.name in ("embeddings", "block_input", "attention_output", "mlp_output", "block_output", "ln_final", "lm_head", "logits")
-]
+AVAILABLE = [component for component in COMPONENTS.values() if component.name in PLACES["llama"]]
 NAMES = [component.name for component in AVAILABLE]
 N_LAYERS = {"successor-llama": 4, "successor-gpt2": 4, **dict.fromkeys(RANDOM, 3)}
 KINDS = ("nnterp", "hooks")
@@ -343,21 +341,19 @@ def checks_of(run, step="s"):
     return {check.name: check for check in run.step(step).results["checks"]}
 
 
+def counted_over_padding(*arguments):
+    """Returns a batch whose positions count the padding: the fault that a rows check is there for."""
+    batch = make_batch(*arguments)
+    counted = torch.arange(batch.input_ids.shape[1]).expand_as(batch.input_ids)
+    return type(batch)(batch.rows, batch.input_ids, batch.attention_mask, counted)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_rows_check_finds_position_ids_that_are_not_the_rows_own(carry_out, rows_of, monkeypatch, kind):
     """The planted fault: positions counted over the padding, which learned positions show and rotary ones hide."""
-    from causalab_mini.engine import observe as observing
-
-    make_batch = observing.make_batch
-
-    def without_positions(*arguments):
-        batch = make_batch(*arguments)
-        counted = torch.arange(batch.input_ids.shape[1]).expand_as(batch.input_ids)
-        return type(batch)(batch.rows, batch.input_ids, batch.attention_mask, counted)
-
     rows = sorted(rows_of("successor-gpt2"), key=lambda row: len(row["input"]))  # the last row, being longest, would not show it
     assert checks_of(carry_out(reading_logits(), rows, "successor-gpt2", kind, check="sample"))["rows"].status == "passed"
-    monkeypatch.setattr(observing, "make_batch", without_positions)
+    monkeypatch.setattr(observing, "make_batch", counted_over_padding)
     check = checks_of(carry_out(reading_logits(), rows, "successor-gpt2", kind, check="sample"))["rows"]
     assert check.status == "failed"
     assert check.data["largest"] > 0.1
@@ -413,17 +409,7 @@ def test_the_writes_check_keeps_the_forwards_of_a_model_apart(carry_out, rows_of
 
 
 def test_a_failed_check_leaves_the_numbers_on_disk_and_exits_with_one(command, rows_of, tmp_path, monkeypatch):
-    from causalab_mini.engine import observe as observing
-
-    make_batch = observing.make_batch
-
-    def without_positions(*arguments):
-        batch = make_batch(*arguments)
-        return type(batch)(
-            batch.rows, batch.input_ids, batch.attention_mask, torch.arange(batch.input_ids.shape[1]).expand_as(batch.input_ids)
-        )
-
-    monkeypatch.setattr(observing, "make_batch", without_positions)
+    monkeypatch.setattr(observing, "make_batch", counted_over_padding)
     write_table(tmp_path / "data", "rows", rows_of("successor-gpt2"))
     metric = {"loss": {"kind": "cross_entropy", "of": "z", "target": "answer"}}
     look = {"reads": {"z": {"site": LOGITS, "pos": -1, "input": "base"}}, "metrics": metric}

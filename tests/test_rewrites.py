@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from authoring import ENTITY, LOGITS, document, observe, site
+from authoring import ENTITY, LOGITS, document, observe, patching, site
 from conftest import ROOT
 
 from causalab_mini.experiment import load
 from causalab_mini.plan import build_request
 from causalab_mini.plan.load import load_spec
+from causalab_mini.plan.plan import verify as plan_laws
 from causalab_mini.schedule.physical import Cost, plain_schedule, text, verify
 from causalab_mini.schedule.rewrites import REWRITES, narrow_the_head, resume_at_a_layer, rewrite, share, stop_early
 from causalab_mini.schedule.schedule import build_schedule
@@ -24,7 +25,7 @@ SAME_BITS = ("share", "stop")
 PINNED = Path(__file__).resolve().parent / "cases" / "schedules.json"
 
 
-def compiled(name, engines):
+def compiled(name):
     loaded = load_spec(EXAMPLES[name])
     engine = load(EXAMPLES[name]).open()
     request = build_request(loaded, ROOT / "data", engine)
@@ -56,13 +57,13 @@ def assert_same(left, right, exactly):
 
 
 @pytest.fixture(scope="module")
-def plain(engines):
+def plain():
     """Returns a function that gives an example's engine, request, schedules, and numbers without any rewrite."""
     made = {}
 
     def of(name):
         if name not in made:
-            engine, request, schedules = compiled(name, engines)
+            engine, request, schedules = compiled(name)
             made[name] = (engine, request, schedules, numbers(engine.execute(request, schedules=schedules, check="off", rewrites=())))
         return made[name]
 
@@ -80,6 +81,8 @@ def test_an_example_gives_the_same_numbers_under_every_rewrite(plain, name, whic
 @pytest.mark.parametrize("name", list(EXAMPLES))
 def test_every_schedule_keeps_its_laws_and_costs_no_more(plain, name):
     _, request, schedules, _ = plain(name)
+    for point in request.points:
+        assert plan_laws(point.plan) == []
     physical = plain_schedule(request, schedules)
     assert verify(physical) == []
     for one in REWRITES:
@@ -135,7 +138,7 @@ COMPONENTS = (
 @pytest.mark.parametrize("kind", ["nnterp", "hooks"])
 @pytest.mark.parametrize("name", ["successor-llama", "successor-gpt2", "llama-grouped", "mistral"])
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_a_patch_anywhere_gives_the_same_numbers_with_all_rewrites(engines, rows_of, tmp_path, component, name, kind):
+def test_a_patch_anywhere_gives_the_same_numbers_with_all_rewrites(engines, component, name, kind):
     engine = engines(name, kind)
     per_layer = component not in ("embeddings", "ln_final", "logits")
     place = site(component, {"sweep": "all", "as": "layer"}) if per_layer else site(component)
@@ -152,6 +155,29 @@ def test_a_patch_anywhere_gives_the_same_numbers_with_all_rewrites(engines, rows
     )
     request = build_request(raw, ROOT / "data", engine)
     expected = numbers(engine.execute(request, check="off", rewrites=()))
+    assert_same(expected, numbers(engine.execute(request, check="off")), exactly=False)
+
+
+def test_a_difference_that_stands_before_its_parts_is_another_at_every_point(engines):
+    """Only the read is swept: the later step is told apart by what its operand was made of, wherever that was declared."""
+    stream = site("block_output", {"sweep": [0, 2], "as": "layer"})
+    reads = {name: {"site": stream, "pos": -1, "input": role} for name, role in (("from", "base"), ("to", "counterfactual"))}
+    outputs = {
+        "direction": {"difference": ["to_mean", "from_mean"]},
+        "from_mean": {"read": "from", "reduce": "mean"},
+        "to_mean": {"read": "to", "reduce": "mean"},
+    }
+    add = {"site": site("block_output", 1), "pos": -1, "mechanism": "add_scaled", "operand": {"ref": "direction"}}
+    steps = {
+        "harvest": observe("harvest", "successor/same_shape", outputs=outputs),
+        "steer": observe("steer", "successor/same_shape", both=False, outputs={"prediction": "prediction"}),
+    }
+    raw = document({"harvest": {"reads": reads}, "steer": patching(add)}, steps)
+    engine = engines("successor-llama", "hooks")
+    request = build_request(raw, ROOT / "data", engine)
+    expected = numbers(engine.execute(request, check="off", rewrites=()))
+    first, second = (value for key, value in expected if key[1] == "prediction")
+    assert not torch.allclose(first, second)
     assert_same(expected, numbers(engine.execute(request, check="off")), exactly=False)
 
 

@@ -5,6 +5,7 @@ import jsonschema
 import pytest
 from test_errors import BASE, apply
 
+from causalab_mini.plan.load import load_raw
 from causalab_mini.plan.schema import schema
 from causalab_mini.plan.vocabulary import vocabulary
 from causalab_mini.shipped import example_documents
@@ -29,6 +30,27 @@ def test_the_schema_accepts_every_example(validator, name):
     document = json.loads(example_documents()[name].read_text(encoding="utf-8"))
     assert [error.message for error in validator.iter_errors(document)] == []
     assert validator.is_valid({"$schema": "causalab.json", **document})
+
+
+POSITION = "interventions/patching/reads/source/pos"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (POSITION, {"index": {"sweep": [-1]}}),
+        (POSITION, {"last": 1, "stride": {"sweep": [1]}}),
+        (POSITION, {"span": {"sweep": [[0, 1]]}}),
+        (POSITION, {"span": [{"sweep": [0]}, 1]}),
+        (POSITION, {"index": 0, "scope": {"sweep": [{"variable": "entity"}]}}),
+        ("sites/stream/layers", [{"sweep": [0, 1]}]),
+        ("steps/measure/outputs/zero", {"difference": [{"sweep": ["mean"]}, "mean"]}),
+    ],
+)
+def test_a_sweep_stands_for_a_value_however_deep(validator, path, value):
+    document = apply(BASE, {"patch": {path: value}})
+    assert load_raw(document).is_sweep
+    assert [error.message for error in validator.iter_errors(document)] == []
 
 
 @pytest.mark.parametrize(("file", "case"), ALL, ids=[f"{file}: {case['why']}" for file, case in ALL])

@@ -17,10 +17,6 @@ POSITION = "interventions/patching/reads/source/pos"
 WRITE = "interventions/patching/writes/patch/pos"
 
 
-def labels(patch, count_all=None):
-    return [point.label for point in load_raw(apply(BASE, {"patch": patch}), count_all=count_all).points]
-
-
 SWEEPS = {
     "a list": ({LAYERS: {"sweep": [0, 2]}}, ["layers=0", "layers=2"]),
     "a range": ({LAYERS: {"sweep": {"range": [1, 4]}}}, ["layers=1", "layers=2", "layers=3"]),

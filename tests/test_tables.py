@@ -65,9 +65,8 @@ def rows(rows_of):
     return rows_of("successor-llama")
 
 
-def table(run, name, step="s", label=""):
-    point = run.points[0] if not label else run.point(label)
-    return point.step(step).results["metrics"][name]
+def table(run, name, step="s"):
+    return run.points[0].step(step).results["metrics"][name]
 
 
 def values(run, name, step="s"):

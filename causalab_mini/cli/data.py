@@ -13,6 +13,8 @@ import typer
 from causalab_mini.cli import options
 from causalab_mini.errors import Problem, UsageError, did_you_mean, listed, quoted
 
+N_PAIRS = 100
+
 
 def register(app: typer.Typer) -> None:
     """Adds the verb."""
@@ -24,7 +26,7 @@ def register(app: typer.Typer) -> None:
         ],
         task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="After `new`: `successor`, `ioi` or `capitals`.")] = None,
         data_root: options.DataRoot = None,
-        n: Annotated[int, typer.Option("--n", min=1, help="new: how many pairs.")] = 100,
+        n: Annotated[int, typer.Option("--n", min=1, help="new: how many pairs.")] = N_PAIRS,
         seed: Annotated[int, typer.Option("--seed", min=0, help="new: seed of the draw.")] = 0,
         out: Annotated[Path | None, typer.Option("--out", help="new: the .json file; without it, the table is printed.")] = None,
         set_: Annotated[
@@ -39,10 +41,13 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Print a table's rows, columns and splits, and its first row; or make a new table of paired prompts."""
         if ref == "new":
-            _new(task, n, seed, out, options.overrides(set_), model, revision)
+            _new(task, n, seed, out, options.overrides(set_), model, revision, as_json)
             return
         if task is not None:
             raise UsageError(Problem("data", "one REF, or `new TASK`", quoted(f"{ref} {task}"), code="usage"))
+        given = {"--n": n != N_PAIRS, "--seed": seed, "--out": out, "--set": set_, "--model": model, "--revision": revision}
+        if unused := [name for name, value in given.items() if value]:
+            raise UsageError(Problem("data", "`new TASK` beside options of a new table", listed(unused), code="usage"))
         from causalab_mini.data.table import find_data_root, open_table
 
         table = open_table(ref, find_data_root(data_root, None))
@@ -57,7 +62,9 @@ def register(app: typer.Typer) -> None:
         print(f"  sample:  {json.dumps(table.rows[0], sort_keys=True, ensure_ascii=False)}")
 
 
-def _new(task: str | None, n: int, seed: int, out: Path | None, settings: dict[str, Any], model: str | None, revision: str | None) -> None:
+def _new(
+    task: str | None, n: int, seed: int, out: Path | None, settings: dict[str, Any], model: str | None, revision: str | None, as_json: bool
+) -> None:
     from causalab_mini.data.tasks import TASKS
 
     if task not in TASKS:
@@ -85,6 +92,9 @@ def _new(task: str | None, n: int, seed: int, out: Path | None, settings: dict[s
     if out.suffix != ".json":
         raise UsageError(Problem("--out", "a file name ending in `.json`", quoted(out), code="usage"))
     options.write(out, text)
+    if as_json:
+        print(json.dumps({"file": str(out), "n_rows": n}, indent=1))
+        return
     print(f"{out}: {n} rows")
     print(
         f"next: the ref {quoted(out.stem)} with `--data-root {out.parent}`; documents find tables in `data/` beside them", file=sys.stderr

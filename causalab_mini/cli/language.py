@@ -58,6 +58,8 @@ def new(
     kinds = example_documents()
     raws = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in kinds.items()}
     if kind is None:
+        if set_:
+            raise UsageError(Problem("new", "a KIND beside `--set`", "none", code="usage"))
         if as_json:
             print(json.dumps({name: raw["header"] for name, raw in raws.items()}, indent=1, ensure_ascii=False))
             return
@@ -76,6 +78,9 @@ def new(
         print(text, end="")
         return
     options.write(file, text)
+    if as_json:
+        print(json.dumps({"file": str(file)}, indent=1))
+        return
     print(file)
     print(f"next: causalab-mini explain {file}; causalab-mini run {file} --out out", file=sys.stderr)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from causalab_mini.cli import options
-from causalab_mini.errors import EXIT_RUN_FAILED
+from causalab_mini.errors import EXIT_RUN_FAILED, UsageError
 
 if TYPE_CHECKING:
     from causalab_mini.model.facts import ModelFacts
@@ -37,17 +38,23 @@ def model(
 
     With --prove, load it and print each identity with its largest error; exit 1 where one does not hold.
     """
+    from pydantic import ValidationError
+
     from causalab_mini.engine.loading import open_facts
+    from causalab_mini.plan.problems import problems_of
     from causalab_mini.plan.spec import ModelSpec
 
-    spec = ModelSpec.model_validate(
-        {
-            "key": key,
-            "dtype": options.choice("--dtype", dtype, ("fp32", "bf16", "fp16")),
-            "attn_implementation": options.choice("--attention", attention, ATTENTION),
-        }
-        | ({} if revision is None else {"revision": revision})
-    )
+    given = {
+        "key": key,
+        "revision": revision,
+        "dtype": options.choice("--dtype", dtype, ("fp32", "bf16", "fp16")),
+        "attn_implementation": options.choice("--attention", attention, ATTENTION),
+    }
+    try:
+        spec = ModelSpec.model_validate({name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        problems = problems_of(error, ModelSpec)
+        raise UsageError(replace(problem, path="KEY" if problem.path == "key" else f"--{problem.path}") for problem in problems) from None
     facts = open_facts(spec, trust_remote_code=trust_remote_code)
     data: dict[str, Any] = {"model": _facts(facts), "components": _components(facts)}
     if not as_json:

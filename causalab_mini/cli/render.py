@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from causalab_mini.engine.run import Run
 
 MAX_LINES = 24
-UNBOUNDED_BELOW = ("logit", "activation", "cosine")
 
 Entry = Mapping[str, Any]
 

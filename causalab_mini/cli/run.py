@@ -14,9 +14,8 @@ from causalab_mini.errors import EXIT_OK, CheckError, Problem, UsageError, quote
 
 if TYPE_CHECKING:
     from causalab_mini.engine.run import Run
-    from causalab_mini.plan.plan import Request
     from causalab_mini.results.store import RunFolder
-    from causalab_mini.schedule.schedule import Schedule
+    from causalab_mini.schedule.physical import Physical
 
 
 def register(app: typer.Typer) -> None:
@@ -93,20 +92,16 @@ class _Screen:
         if self.exit_code:
             sys.exit(self.exit_code)
 
-    def scheduled(self, request: Request, schedules: list[Schedule]) -> None:
+    def scheduled(self, physical: Physical) -> None:
         if not self.is_live:
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        from causalab_mini.schedule.physical import plain_schedule
-        from causalab_mini.schedule.rewrites import rewrite
-
         self.close()
-        n = len(rewrite(plain_schedule(request, schedules)).passes)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self.progress = Progress(*columns, console=self.console, transient=True)
         self.progress.start()
-        self.progress.add_task("passes", total=n)
+        self.progress.add_task("passes", total=len(physical.passes))
 
     def advance(self) -> None:
         if self.progress is not None:

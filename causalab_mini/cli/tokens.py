@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from causalab_mini.cli import options
-from causalab_mini.errors import PlanError, Problem, UsageError, quoted
+from causalab_mini.errors import PlanError, Problem, UsageError, listed, quoted
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -27,6 +27,7 @@ COLOURS = (
     "white on red",
 )
 MAX_ROWS = 40
+FIELD = "input"
 
 
 def register(app: typer.Typer) -> None:
@@ -37,7 +38,7 @@ def register(app: typer.Typer) -> None:
         model: Annotated[str, typer.Argument(metavar="MODEL", help="A hub id, a folder, or `bundled:NAME`.")],
         texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT…", help="Texts, as they would stand in a column.")] = None,
         data: Annotated[str | None, typer.Option("--data", metavar="REF", help="Show the rows of a table instead.")] = None,
-        field: Annotated[str, typer.Option("--field", help="The field path of the rows' prompts.")] = "input",
+        field: Annotated[str, typer.Option("--field", help="The field path of the rows' prompts.")] = FIELD,
         pos: Annotated[list[str] | None, typer.Option("--pos", help="A position (JSON) to mark; may be repeated.")] = None,
         rows: Annotated[int, typer.Option("--rows", min=1, help="How many rows are shown.")] = MAX_ROWS,
         data_root: options.DataRoot = None,
@@ -55,6 +56,9 @@ def register(app: typer.Typer) -> None:
         if data is not None:
             _rows(model, revision, data, field, pos or [], rows, data_root, as_json)
             return
+        given = {"--field": field != FIELD, "--pos": pos, "--rows": rows != MAX_ROWS, "--data-root": data_root}
+        if unused := [name for name, value in given.items() if value]:
+            raise UsageError(Problem("tokens", "`--data REF` beside options of rows", listed(unused), code="usage"))
         from causalab_mini.engine.loading import open_tokenizer
 
         tokenizer = open_tokenizer(model, revision)

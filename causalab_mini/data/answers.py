@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from causalab_mini.errors import quoted
+from causalab_mini.errors import CellError, quoted
 
 TokenForm = Literal["space_prefixed", "bare", "as_written", "id"]
 
 
-class AnswerError(ValueError):
-    """A cell can't become the tokens that were asked for; its text says what was expected and what was got."""
-
-    def __init__(self, expected: str, got: str) -> None:
-        self.expected = expected
-        self.got = got
-        super().__init__(f"expected {expected}, got {got}")
+class AnswerError(CellError):
+    """A cell can't become the tokens that were asked for."""
 
 
 def answer_tokens(tokenizer: Any, value: object, form: TokenForm) -> tuple[int, ...]:

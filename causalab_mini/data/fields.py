@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,7 @@ class FieldPath:
     parts: tuple[str | int, ...]
 
     def __str__(self) -> str:
-        text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.parts)
-        return text.lstrip(".")
+        return path_text(self.parts)
 
     def get(self, row: Mapping[str, Any]) -> Any:
         """Returns what the row has at this path, or `MISSING`."""
@@ -43,6 +42,14 @@ class FieldPath:
     def variable(self, name: str) -> FieldPath:
         """Returns where a variable of this field stands: `x[0]` and `v` give `x_variables[0].v`."""
         return FieldPath((f"{self.parts[0]}_variables", *self.parts[1:], name))
+
+
+def path_text(path: Sequence[str | int]) -> str:
+    """Returns a path as users read it: `interventions.patching.saves[0].value`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.removeprefix(".")
 
 
 def parse_field(text: str) -> FieldPath | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from causalab_mini.data.characters import Span, character_spans, decode
-from causalab_mini.errors import quoted
+from causalab_mini.errors import CellError, quoted
 
 TURN_KEYS = frozenset({"role", "content"})
 
@@ -55,13 +55,8 @@ class Prompt:
         return self.text[min(start for start, _ in spans) : max(end for _, end in spans)] if spans else ""
 
 
-class PromptError(ValueError):
-    """A row's value can't become a prompt; its text says what was expected and what was got."""
-
-    def __init__(self, expected: str, got: str) -> None:
-        self.expected = expected
-        self.got = got
-        super().__init__(f"expected {expected}, got {got}")
+class PromptError(CellError):
+    """A row's value can't become a prompt."""
 
 
 def make_prompt(tokenizer: Any, value: object) -> Prompt:

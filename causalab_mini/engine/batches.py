@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -373,8 +374,6 @@ def _deranged(rows: list[int], seed: str) -> list[int]:
 
     Source: Sattolo 1986, "An algorithm to generate a random cyclic permutation".
     """
-    import random
-
     order, generator = list(rows), random.Random(seed)
     for last in range(len(order) - 1, 0, -1):
         other = generator.randrange(last)

@@ -19,7 +19,7 @@ from causalab_mini.evidence.checks import Check, check_rows, check_writes
 from causalab_mini.evidence.memory import peak_memory_bytes
 from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan import plan as nodes
-from causalab_mini.schedule.physical import Rewrite, plain_schedule
+from causalab_mini.schedule.physical import Physical, Rewrite, plain_schedule
 from causalab_mini.schedule.rewrites import REWRITES, rewrite
 from causalab_mini.schedule.schedule import Schedule, StepSchedule, build_schedule, metric_reasons
 
@@ -36,6 +36,7 @@ def execute(
     check: CheckLevel = "sample",
     rewrites: tuple[Rewrite, ...] = REWRITES,
     on_point: OnPoint = lambda point: None,
+    on_scheduled: Callable[[Physical], None] = lambda physical: None,
     on_pass: Callable[[], None] = lambda: None,
 ) -> Run:
     """Returns the results of every point of a request.
@@ -48,7 +49,8 @@ def execute(
         check: `off`; `sample`: one row of each intervention alone; `full`: every row.
         rewrites: what makes the schedule cheaper; none for the plan's own passes.
         on_point: called with each point's results as they come.
-        on_pass: called after every pass over a batch.
+        on_scheduled: called with what will be run, before the weights are loaded.
+        on_pass: called after every pass.
 
     Raises:
         PlanError: a position does not fit its rows; nothing has been run then.
@@ -57,6 +59,7 @@ def execute(
     if schedules is None:
         schedules = [build_schedule(request, point) for point in request.points]
     physical = rewrite(plain_schedule(request, schedules), rewrites)
+    on_scheduled(physical)
     engine.load_weights()
     store = Store(engine, physical, request.prompts, batch_size, on_pass)
     points = []

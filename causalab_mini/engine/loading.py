@@ -80,10 +80,7 @@ def _open_config(model: ModelSpec, base: Path | None, trust_remote_code: bool) -
     if source.kind == "hub" and model.revision is None:
         hint = f"{quoted(model.key)} is no folder here, so it is taken for a hub id"
         raise ModelError(Problem("model.revision", "a commit, branch or tag (required for a hub id)", "none", hint, "revision"))
-    if source.kind != "hub" and model.revision is not None:
-        expected = f"no revision (the model is a {'file' if source.kind == 'gguf' else 'folder'})"
-        raise ModelError(Problem("model.revision", expected, quoted(model.revision), code="revision"))
-    source, revision = _unpacked(source, model.revision)
+    source, revision = _unpacked(source, model.revision, "model.revision")
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if source.kind == "hub":
         options["revision"] = model.revision
@@ -107,18 +104,22 @@ def open_tokenizer(key: str, revision: str | None, base: Path | None = None) -> 
     """
     transformers_logging.set_verbosity_error()
     source = find_source(key, base)
-    if source.kind != "hub" and revision is not None:
-        expected = f"no revision (the model is a {'file' if source.kind == 'gguf' else 'folder'})"
-        raise ModelError(Problem("--revision", expected, quoted(revision), code="revision"))
-    source, _ = _unpacked(source, revision)
+    source, _ = _unpacked(source, revision, "--revision")
     options = {"revision": revision} if revision is not None else {}
     model = ModelSpec.model_construct(key=key, revision=revision, dtype="fp32")
     tokenizer, _ = _opened(model, "a tokenizer", lambda: read_tokenizer(source.location, options))
     return tokenizer
 
 
-def _unpacked(source: Source, revision: str | None) -> tuple[Source, str | None]:
-    """Returns a GGUF file's folder with the file's checksum for a revision; every other source and revision as they are."""
+def _unpacked(source: Source, revision: str | None, path: str) -> tuple[Source, str | None]:
+    """Returns a GGUF file's folder with the file's checksum for a revision; every other source and revision as they are.
+
+    Raises:
+        ModelError: a revision of what has none; `path` is where it was asked for.
+    """
+    if source.kind != "hub" and revision is not None:
+        expected = f"no revision (the model is a {'file' if source.kind == 'gguf' else 'folder'})"
+        raise ModelError(Problem(path, expected, quoted(revision), code="revision"))
     if source.kind != "gguf":
         return source, revision
     from causalab_mini.engine.gguf import converted_folder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from causalab_mini.schedule.physical import PhysicalPass
 from causalab_mini.schedule.schedule import Pass, StepSchedule
 
 Prompts = Mapping[nodes.RowsKey, tuple[Prompt, ...]]
-OnPass = Callable[[], None]
 
 
 @dataclass(slots=True)
@@ -64,7 +63,6 @@ def observe(
     outputs: OutputTensors,
     rows: Sequence[int],
     batch_size: int | None,
-    on_pass: OnPass = lambda: None,
 ) -> Observed:
     """Returns what an intervention's passes find on some rows of its step.
 
@@ -76,12 +74,11 @@ def observe(
         outputs: of earlier steps.
         rows: of the step, ascending.
         batch_size: rows a pass; None lets tokens and logits bound it.
-        on_pass: called after every pass over a batch.
     """
     observed = Observed(tuple(rows))
     for one in schedule.passes[intervention.name]:
         plain = PhysicalPass("", one, "", 1, 0)
-        ran = run_pass(engine, plain, prompts, observed.values, outputs, rows, batch_size, None, on_pass)
+        ran = run_pass(engine, plain, prompts, observed.values, outputs, rows, batch_size, None)
         observed.values |= ran.values
         note(observed, schedule, intervention, one, ran, engine)
     return observed
@@ -115,7 +112,6 @@ def run_pass(
     rows: Sequence[int],
     batch_size: int | None,
     source: Ran | None,
-    on_pass: OnPass = lambda: None,
 ) -> Ran:
     """Returns what a pass finds on some rows of its step.
 
@@ -128,7 +124,6 @@ def run_pass(
         rows: of the step, ascending.
         batch_size: rows a batch; None lets tokens and logits bound it.
         source: the pass over the same rows that kept the stream it resumes from.
-        on_pass: called after every batch.
     """
     one, ran = physical.one, Ran()
     forward = one.forward
@@ -158,7 +153,6 @@ def run_pass(
         ran.streams.append({layer: state.streams[layer] for layer in physical.keeps})
         ran.tails |= {layer: state.tails[layer] for layer in physical.keeps}
         _note_writes(ran, forward, on_batch, state)
-        on_pass()
     ran.values = {name: concatenate(found) for name, found in parts.items()}
     return ran
 
@@ -205,14 +199,9 @@ def pad_id(tokenizer: Any) -> int:
 def make_outputs(step: nodes.Observe, observed: Mapping[str, Observed], earlier: OutputTensors) -> dict[str, Made]:
     """Returns the outputs of a step."""
     made: dict[str, Made] = {}
-    pending = list(step.outputs)
-    while pending:
-        output = pending.pop(0)
+    for output in step.outputs:
         if isinstance(output, nodes.Difference):
             known = {**earlier, **made}
-            if output.minuend not in known or output.subtrahend not in known:
-                pending.append(output)
-                continue
             made[output.name] = _difference(output.name, known[output.minuend], known[output.subtrahend], output.is_unit)
             continue
         found = observed[output.intervention]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from causalab_mini.engine.batches import OutputTensors
 from causalab_mini.engine.contract import Engine
-from causalab_mini.engine.observe import Observed, OnPass, Prompts, Ran, note, run_pass
+from causalab_mini.engine.observe import Observed, Prompts, Ran, note, run_pass
 from causalab_mini.ops.windows import Value
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.identity import Use
@@ -23,10 +23,10 @@ class Store:
         physical: what is run.
         prompts: of the request.
         batch_size: rows a batch; None lets tokens and logits bound it.
-        on_pass: called after every batch.
+        on_pass: called after every pass.
     """
 
-    def __init__(self, engine: Engine, physical: Physical, prompts: Prompts, batch_size: int | None, on_pass: OnPass) -> None:
+    def __init__(self, engine: Engine, physical: Physical, prompts: Prompts, batch_size: int | None, on_pass: Callable[[], None]) -> None:
         self.engine = engine
         self.physical = physical
         self.prompts = prompts
@@ -63,7 +63,8 @@ class Store:
             return self.ran[name]
         one = self.physical.passes[name]
         source = None if one.resumes is None else self.pass_of(one.resumes, outputs, rows)
-        ran = run_pass(self.engine, one, self.prompts, self.values, outputs, rows, self.batch_size, source, self.on_pass)
+        ran = run_pass(self.engine, one, self.prompts, self.values, outputs, rows, self.batch_size, source)
+        self.on_pass()
         self.ran[name] = ran
         self.rows_a_batch = max(self.rows_a_batch, ran.rows_a_batch)
         self.values |= {key: value for key, value in ran.values.items() if self.n_left[key] > 0}

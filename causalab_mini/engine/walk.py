@@ -101,6 +101,11 @@ def replaced(container: Any, tensor: Tensor) -> Any:
     return (tensor, *container[1:]) if isinstance(container, tuple) else tensor
 
 
+def narrowed(hidden: Tensor, columns: Tensor) -> Tensor:
+    """Returns the positions of the unembedding's input, (row, position, feature), whose logits are asked for."""
+    return hidden[torch.arange(len(hidden), device=hidden.device)[:, None], columns.to(hidden.device)]
+
+
 def note_tails(container: Any, stop: Visit, state: State) -> None:
     """Notes what a block returns beside a stream that is kept for later passes."""
     for task in stop.tasks:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import graphlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from causalab_mini.data.fields import path_text
 from causalab_mini.data.prompts import Prompt
 from causalab_mini.errors import PlanError, Problem, did_you_mean, listed, quoted
 from causalab_mini.model.components import COMPONENTS
@@ -15,10 +17,9 @@ from causalab_mini.model.families import Absent
 from causalab_mini.plan import plan as nodes
 from causalab_mini.plan import spec as language
 from causalab_mini.plan.axes import Axes, axes_of, misfit
-from causalab_mini.plan.digest import digest_of_points, entries_of
+from causalab_mini.plan.digest import digest_of_points, entries_of, parts_of_differences
 from causalab_mini.plan.intervention import InterventionBuilder
 from causalab_mini.plan.load import Document, load_raw
-from causalab_mini.plan.problems import path_text
 from causalab_mini.plan.rows import Rows
 
 
@@ -160,38 +161,27 @@ class Builder:
     def step_outputs(
         self, path: str, step: language.Observe, interventions: Sequence[nodes.Intervention]
     ) -> tuple[nodes.Output | nodes.Difference, ...]:
-        """Returns a step's outputs in declared order, and remembers them for the steps after it."""
+        """Returns a step's outputs, each difference after its parts, and remembers them for the steps after it."""
         reads = [(item.name, [read.name for forward in item.forwards for read in forward.reads]) for item in interventions]
         made: dict[str, nodes.Output | nodes.Difference] = {}
-        pending = dict(step.outputs)
-        while pending:
-            ready = [n for n, o in pending.items() if not (isinstance(o, language.Difference) and set(o.difference) & set(pending))]
-            if not ready:
-                raise PlanError(
-                    Problem(
-                        f"{path}.outputs", "differences that can be made one after the other", f"a cycle ({listed(pending)})", code="cycle"
-                    )
-                )
-            for name in ready:
-                output = pending.pop(name)
-                if isinstance(output, language.Difference):
-                    made[name] = nodes.Difference(name, *output.difference, output.unit)
-                    self.axes[name] = self.difference_axes(f"{path}.outputs.{name}.difference", output, {**self.outputs, **made})
-                    continue
-                entry = language.Output(read=output) if isinstance(output, str) else output
-                intervention, read = _find(entry.read, reads)
-                item = next(item for item in interventions if item.name == intervention)
-                groups = None
-                if entry.by is not None:
-                    groups = self.groups(step.rows[item.forward_of(read).role], entry.by, f"{path}.outputs.{name}.by")
-                made[name] = nodes.Output(name, intervention, read, entry.reduce, entry.k, groups)
-                self.axes[name] = axes = axes_of(item.read(read).site, item.read(read).view, self.facts)
-                if entry.k is not None and axes.n_features is not None and entry.k > axes.n_features:
-                    raise PlanError(
-                        Problem(f"{path}.outputs.{name}.k", f"at most {axes.n_features} directions", quoted(entry.k), code="pca")
-                    )
+        for name in graphlib.TopologicalSorter(parts_of_differences(step)).static_order():
+            output = step.outputs[name]
+            if isinstance(output, language.Difference):
+                made[name] = nodes.Difference(name, *output.difference, output.unit)
+                self.axes[name] = self.difference_axes(f"{path}.outputs.{name}.difference", output, {**self.outputs, **made})
+                continue
+            entry = language.Output(read=output) if isinstance(output, str) else output
+            intervention, read = _find(entry.read, reads)
+            item = next(item for item in interventions if item.name == intervention)
+            groups = None
+            if entry.by is not None:
+                groups = self.groups(step.rows[item.forward_of(read).role], entry.by, f"{path}.outputs.{name}.by")
+            made[name] = nodes.Output(name, intervention, read, entry.reduce, entry.k, groups)
+            self.axes[name] = axes = axes_of(item.read(read).site, item.read(read).view, self.facts)
+            if entry.k is not None and axes.n_features is not None and entry.k > axes.n_features:
+                raise PlanError(Problem(f"{path}.outputs.{name}.k", f"at most {axes.n_features} directions", quoted(entry.k), code="pca"))
         self.outputs.update(made)
-        return tuple(made[name] for name in sorted(made, key=list(step.outputs).index))
+        return tuple(made.values())
 
     def difference_axes(self, path: str, output: language.Difference, known: Mapping[str, nodes.Output | nodes.Difference]) -> Axes:
         """Returns the axes of a difference.

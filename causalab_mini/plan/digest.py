@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from causalab_mini.plan.position import Position
-from causalab_mini.plan.spec import Intervention, Observe, Params, Read, Site, Spec, Write
+from causalab_mini.plan.spec import Difference, Intervention, Observe, Params, Read, Site, Spec, Write
 from causalab_mini.plan.strict import Strict
 
 
@@ -52,6 +52,14 @@ def entries_of(spec: Spec, step_name: str, step: Observe) -> list[tuple[str, Int
         ]
     entry = step.interventions
     return [(entry, spec.interventions[entry]) if isinstance(entry, str) else (step_name, entry)]
+
+
+def parts_of_differences(step: Observe) -> dict[str, list[str]]:
+    """Returns, for each output of a step, the outputs of the same step that it is a difference of."""
+    return {
+        name: [part for part in output.difference if part in step.outputs and part != name] if isinstance(output, Difference) else []
+        for name, output in step.outputs.items()
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -8,8 +8,6 @@ from typing import Any
 from causalab_mini.plan import plan as nodes
 from causalab_mini.plan.sweep import show_value
 
-MAX_POINTS_SHOWN = 12
-
 
 def explain(request: nodes.Request) -> str:
     """Returns what a request will do, one line a forward, a read and a write; positions as they were written."""
@@ -23,11 +21,6 @@ def explain(request: nodes.Request) -> str:
     shown = request.points[0]
     lines += [f"  first point {shown.label}: Plan", *("  " + line for line in _plan_lines(shown.plan))]
     return "\n".join(lines)
-
-
-def explain_point(point: nodes.PlannedPoint) -> str:
-    """Returns one point's plan as text."""
-    return "\n".join([f"{point.label or '<root>'}: Plan", *_plan_lines(point.plan)])
 
 
 def explain_data(request: nodes.Request) -> dict[str, Any]:

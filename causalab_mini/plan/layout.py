@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from causalab_mini.plan.problems import inside, known_keys, path_text
+from causalab_mini.data.fields import path_text
+from causalab_mini.plan.problems import inside, known_keys
 from causalab_mini.plan.spec import Spec
 from causalab_mini.plan.sweep import find_axes
 

@@ -13,15 +13,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from causalab_mini.data.fields import parse_field, path_text
 from causalab_mini.data.strict_json import parse_json, read_text
 from causalab_mini.errors import DocumentError, Problem, UsageError, quoted
 from causalab_mini.plan.check import check
 from causalab_mini.plan.digest import digest, digest_of_points
-from causalab_mini.plan.problems import location, path_text, problems_of
-from causalab_mini.plan.spec import ModelSpec, Spec
+from causalab_mini.plan.problems import location, problems_of
+from causalab_mini.plan.spec import NULLABLE, ModelSpec, Spec
 from causalab_mini.plan.sweep import Axis, CountAll, expand, find_axes
 
-NULLABLE = (("attn_implementation",),)
 DECLARING = ("roles", "sites", "interventions")
 SECTIONS_OF_INTERVENTION = ("reads", "writes", "models", "metrics")
 
@@ -137,8 +137,6 @@ def override(raw: Any, where: str, value: Any) -> Any:
     Raises:
         UsageError: the path leads through something that is not there.
     """
-    from causalab_mini.data.fields import parse_field
-
     path = parse_field(where)
     if path is None:
         raise UsageError(Problem("--set", "`path=value` with a path like `model.dtype`", quoted(where), code="usage"))
@@ -186,7 +184,7 @@ def _validate(document: dict[str, Any]) -> tuple[Spec | None, list[Problem]]:
 
 def _nulls(value: Any, path: tuple[str | int, ...]) -> Iterator[Problem]:
     """Yields every `null` that stands where the language has none."""
-    if value is None and path[-1:] not in NULLABLE:
+    if value is None and (not path or path[-1] not in NULLABLE):
         yield Problem(path_text(path), "a value", "`null`", "leave the key out for its default", "type")
     elif isinstance(value, dict):
         for key, inner in value.items():

@@ -253,6 +253,7 @@ class Observe:
 
     Attributes:
         labels: the rows' `example_id`, or their numbers.
+        outputs: each difference after its parts.
         rows: which prompts each role has.
         is_list: whether values and files are kept apart by intervention.
     """

@@ -129,4 +129,4 @@ def spell(value: Any) -> str:
         return "{" + " ".join(parts) + "}"
     if isinstance(value, tuple):
         return "[" + ",".join(spell(part) for part in value) + "]"
-    return {True: "true"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, Tag, ValidationError
 
+from causalab_mini.data.fields import path_text
 from causalab_mini.errors import Problem, did_you_mean, listed, quoted
 from causalab_mini.plan.position import SEGMENT_PATTERN
 from causalab_mini.plan.strict import NAME_PATTERN
@@ -29,14 +30,6 @@ TYPES: Mapping[str, str] = {
     "string_type": "a string",
     "tuple_type": "a list",
 }
-
-
-def path_text(path: Sequence[str | int]) -> str:
-    """Returns a path as users read it: `interventions.patching.saves[0].value`."""
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return text.removeprefix(".")
 
 
 def problems_of(error: ValidationError, root: type[BaseModel]) -> list[Problem]:

@@ -14,8 +14,8 @@ INTRODUCTION = """# The document language
 Generated from the code (`make docs`): the tables that stand here are those that judge a document.
 
 A document is one JSON object in one file, read strictly: no repeated keys, no NaN, no text after the end. Every object is closed, and
-types are strict (`true` is not `1`). All mistakes come at once, each with its path. In place of any value outside `model` and `header` may
-stand a sweep: `{"sweep": [values]}`, `{"sweep": {"range": [start, stop, step]}}`, or, for layers and heads, `{"sweep": "all"}`; each with
+types are strict (`true` is not `1`). All mistakes come at once, each with its path. In place of any value outside `model`, `header` and
+`version` may stand a sweep: `{"sweep": [values]}`, `{"sweep": {"range": [start, stop, step]}}`, or, for layers and heads, `{"sweep": "all"}`; each with
 an optional `"as": NAME`. Sweeps without a name multiply in reading order, those of one name move together. A point's folder is named
 `axis=value`, joined by commas; a text stands there as it is, other values as compact JSON with what file names can't hold percent-encoded.
 

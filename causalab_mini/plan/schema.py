@@ -13,15 +13,20 @@ from causalab_mini.data.fields import FIELD_PATTERN
 from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan.docstrings import field_docstrings, models
 from causalab_mini.plan.files import METRIC_SUFFIXES, TENSOR_SUFFIXES
-from causalab_mini.plan.spec import MECHANISM_RULES, METRIC_MODELS, Spec
+from causalab_mini.plan.spec import MECHANISM_RULES, METRIC_MODELS, NULLABLE, Spec
+from causalab_mini.plan.spec.interventions import WITHOUT_ALIGN
 from causalab_mini.plan.strict import NAME_PATTERN
 from causalab_mini.plan.sweep import FORBIDDEN
 
+NO_ALIGN = {"not": {"enum": ["last", "first", "mean"]}}
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 CUTS = ("index", "span", "last", "all")
 TEXTS = ("variable", "text", "column")
-NULLABLE = ("attn_implementation",)
-NOTHING: dict[str, dict[str, Any]] = {"featurizers": {"maxProperties": 0}, "decode": {"const": 0}, "controls": {"maxItems": 0}}
+NOTHING: dict[str, dict[str, Any]] = {
+    "featurizers": {"type": "object", "maxProperties": 0},
+    "decode": {"const": 0},
+    "controls": {"type": "array", "maxItems": 0},
+}
 
 
 def schema() -> dict[str, Any]:
@@ -80,6 +85,7 @@ def _tidied(value: Any, key: str) -> Any:
 def _refine(definitions: dict[str, Any]) -> None:
     """Encodes the rules that one object must keep."""
     position = definitions["Position"]
+    position["properties"] = {name: _sweepable(value, name) for name, value in position["properties"].items()}
     position["oneOf"] = [{"required": [cut]} for cut in CUTS]
     position["if"] = {"required": ["index"]}
     position["then"] = {"properties": {"stride": False}}
@@ -104,7 +110,8 @@ def _refine(definitions: dict[str, Any]) -> None:
     write = definitions["Write"]
     known = list(MECHANISM_RULES)
     write["properties"]["mechanism"] = {"enum": known, "description": write["properties"]["mechanism"]["description"]}
-    write["allOf"] = [_mechanism(name) for name in known]
+    is_number = {"properties": {"operand": {"type": "number"}}, "required": ["operand"]}
+    write["allOf"] = [*(_mechanism(name) for name in known), {"if": is_number, "then": {"properties": {"align": NO_ALIGN}}}]
     for definition in definitions.values():
         for name in ("featurizer", "features", "controls", "decode"):
             if name in definition.get("properties", {}):
@@ -172,6 +179,8 @@ def _mechanism(name: str) -> dict[str, Any]:
     if rule.at_least_one:
         params["anyOf"] = [{"required": [key]} for key in rule.at_least_one]
     then.setdefault("properties", {})["params"] = params
+    if name in WITHOUT_ALIGN:
+        then["properties"]["align"] = NO_ALIGN
     if rule.required or rule.at_least_one:
         then["required"] = [*then.get("required", []), "params"]
     return {"if": {"properties": {"mechanism": {"const": name}}, "required": ["mechanism"]}, "then": then}
@@ -181,13 +190,24 @@ def _components(components: list[Any]) -> str:
     return "A component name.\n" + "\n".join(f"- `{component.name}`: {component.meaning}" for component in components)
 
 
+def _with_sweeps_inside(value: dict[str, Any], name: str) -> dict[str, Any]:
+    """Returns a schema whose lists and named things may hold sweeps, in whichever of its options they are."""
+    made = dict(value)
+    for key in ("items", "additionalProperties"):
+        if isinstance(made.get(key), dict):
+            made[key] = _sweepable(made[key], name)
+    if "prefixItems" in made:
+        made["prefixItems"] = [_sweepable(item, name) for item in made["prefixItems"]]
+    for key in ("anyOf", "oneOf"):
+        if key in made:
+            made[key] = [_with_sweeps_inside(option, name) for option in made[key]]
+    return made
+
+
 def _sweepable(value: Any, name: str) -> dict[str, Any]:
     """Returns a schema that accepts a value, or a sweep of such values; so do the values inside lists and named things."""
     if isinstance(value, dict):
-        value = dict(value)
-        for key in ("items", "additionalProperties"):
-            if isinstance(value.get(key), dict):
-                value[key] = _sweepable(value[key], name)
+        value = _with_sweeps_inside(value, name)
     description = {"description": value["description"]} if isinstance(value, dict) and "description" in value else {}
     swept: list[dict[str, Any]] = [{"type": "array", "items": value, "minItems": 1}]
     integer = {"type": "integer"}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field
 from pydantic_core import PydanticCustomError
 
-from causalab_mini.errors import did_you_mean, quoted
+from causalab_mini.errors import did_you_mean, listed, quoted
 
 NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_-]*$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
@@ -58,7 +58,6 @@ __all__ = [
     "invalid",
     "not_yet",
     "one_of",
-    "phrases",
     "refuse_not_yet",
     "shown",
     "tag_by",
@@ -122,7 +121,7 @@ def one_of(words: tuple[str, ...], otherwise: str) -> BeforeValidator:
         is_int = isinstance(value, int) and not isinstance(value, bool)
         if value in words or (is_int and "integer" in otherwise) or (isinstance(value, list) and "list" in otherwise):
             return value
-        raise invalid(f"{phrases(words)} or {otherwise}", shown(value))
+        raise invalid(f"{listed(words)} or {otherwise}", shown(value))
 
     return BeforeValidator(judge)
 
@@ -150,13 +149,13 @@ def tag_by_kind(kinds: Iterable[str], later: tuple[str, ...]) -> tuple[Discrimin
         if isinstance(value, BaseModel):
             return value
         if not isinstance(value, dict):
-            raise invalid(f"an object with a `kind` ({phrases(known)})", shown(value))
+            raise invalid(f"an object with a `kind` ({listed(known)})", shown(value))
         kind = value.get("kind")
         if kind in later:
             raise not_yet(f"the kind `{kind}`", "kind")
         if kind not in known:
             hint = did_you_mean(kind, known) if isinstance(kind, str) else ""
-            raise invalid(phrases(known), shown(kind) if "kind" in value else "none", hint, "kind", "kind")
+            raise invalid(listed(known), shown(kind) if "kind" in value else "none", hint, "kind", "kind")
         return value
 
     def tag(value: Any) -> str:
@@ -174,8 +173,3 @@ def refuse_not_yet(what: str, default: Any = None) -> BeforeValidator:
         raise not_yet(what)
 
     return BeforeValidator(refuse)
-
-
-def phrases(words: Iterable[str]) -> str:
-    """Returns words in backticks, separated by commas."""
-    return ", ".join(f"`{word}`" for word in words)

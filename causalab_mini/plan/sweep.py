@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from causalab_mini.data.fields import path_text
 from causalab_mini.errors import Problem, quoted
-from causalab_mini.plan.problems import path_text
 from causalab_mini.plan.strict import NAME_PATTERN
 
 MAX_POINTS = 100_000

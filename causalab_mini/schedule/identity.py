@@ -78,8 +78,8 @@ def _identity(one: Pass, scope: str, known: _Known, step: nodes.Observe, interve
         elif isinstance(write.operand, nodes.FromOutput):
             operand = (known.outputs[write.operand.output], write.operand.groups)
         writes.append((write.name, _place(one, write), write.mechanism, write.params, write.align, write.order, operand))
-    key = _hash("pass", scope, one.forward.rows, one.forward.appended, sorted(one.missing.items()) if writes else (), writes)
-    values = {read.name: _hash("read", key, _place(one, read), read.view) for read in one.forward.reads}
+    key = hashed("pass", scope, one.forward.rows, one.forward.appended, sorted(one.missing.items()) if writes else (), writes)
+    values = {read.name: hashed("read", key, _place(one, read), read.view) for read in one.forward.reads}
     return Identity(key, scope, values, operands)
 
 
@@ -90,12 +90,12 @@ def _place(one: Pass, place: nodes.Read | nodes.Write) -> Any:
 
 def _output(output: nodes.Output | nodes.Difference, known: _Known, step: nodes.Observe) -> str:
     if isinstance(output, nodes.Difference):
-        parts = [known.outputs.get(name, name) for name in (output.minuend, output.subtrahend)]
-        return _hash("difference", *parts, output.is_unit)
+        return hashed("difference", known.outputs[output.minuend], known.outputs[output.subtrahend], output.is_unit)
     read = known.reads[step.name, output.intervention, output.read]
     pos = step.intervention(output.intervention).read(output.read).pos
-    return _hash("output", read, output.reduce, output.k, output.groups, pos)
+    return hashed("output", read, output.reduce, output.k, output.groups, pos)
 
 
-def _hash(*parts: Any) -> str:
+def hashed(*parts: Any) -> str:
+    """Returns what stands for some values: equal where they are spelled alike."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]

@@ -214,13 +214,15 @@ def text(physical: Physical) -> str:
             f"{forward.n_rows} rows, {one.n_tokens} tokens",
             layers,
             head,
-            f"{len(forward.reads)} reads",
-            f"{len(forward.writes)} writes",
+            f"{len(forward.reads)} read{'' if len(forward.reads) == 1 else 's'}",
         ]
+        if forward.writes:
+            sites = list(dict.fromkeys(str(write.site) for write in forward.writes))
+            details.append(f"writes {', '.join(sites[:3])}{' …' if len(sites) > 3 else ''}")
         if one.resumes is not None:
             details.append(f"resumes {names[one.resumes]}")
         if one.keeps:
-            details.append(f"keeps {len(one.keeps)} streams")
+            details.append(f"keeps {len(one.keeps)} stream{'' if len(one.keeps) == 1 else 's'}")
         if one.n_uses > 1:
             details.append(f"stands for {one.n_uses} passes")
         lines.append(f"{names[name]:>5}  {what}{answers}: {'; '.join(details)}")
@@ -230,10 +232,6 @@ def text(physical: Physical) -> str:
         change = f"{a.passes:>6} → {b.passes:<6} {a.layer_tokens:>9} → {b.layer_tokens:<9} {a.head_positions:>7} → {b.head_positions:<7}"
         lines.append(f"{saving.rewrite:<17} {change if a != b else 'nothing to save'} {saving.note}".rstrip())
     return "\n".join(lines)
-
-
-def _counted(things: Sequence[object], word: str) -> str:
-    return f"{len(things)} {word}{'' if len(things) == 1 else 's'}"
 
 
 def _layers(one: PhysicalPass, facts: ModelFacts) -> str:

@@ -333,14 +333,9 @@ def metric_reasons(schedule: StepSchedule, intervention: nodes.Intervention, met
 def _note_outputs(schedule: StepSchedule, shapes: _Shapes) -> Iterable[Problem]:
     """Notes how many tokens each output of a step has, and yields what can't be made of these rows."""
     step = schedule.step
-    pending = list(step.outputs)
-    while pending:
-        output = pending.pop(0)
+    for output in step.outputs:
         path = f"steps.{step.name}.outputs.{output.name}"
         if isinstance(output, nodes.Difference):
-            if {output.minuend, output.subtrahend} & {later.name for later in pending}:
-                pending.append(output)
-                continue
             minuend, subtrahend = (shapes.by_output.get(name) for name in (output.minuend, output.subtrahend))
             if subtrahend not in (None, 1, minuend):
                 expected = f"as many tokens as {quoted(output.minuend)}, row by row, or one vector"

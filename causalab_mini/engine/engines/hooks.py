@@ -15,7 +15,7 @@ from causalab_mini.engine.contract import PLAIN, Batch, Shortcut, State, Visit
 from causalab_mini.engine.engines.base import BaseEngine
 from causalab_mini.engine.interiors import interiors
 from causalab_mini.engine.loading import open_checkpoint
-from causalab_mini.engine.walk import note_tails, replaced, resumed, taken, visit
+from causalab_mini.engine.walk import narrowed, note_tails, replaced, resumed, taken, visit
 from causalab_mini.plan.spec import ModelSpec
 
 
@@ -88,9 +88,7 @@ def _returning(block: nn.Module, result: Any) -> Iterator[None]:
 
 def _narrowing(columns: Tensor) -> Callable[..., Any]:
     def hook(module: Any, args: tuple[Any, ...]) -> Any:
-        hidden = args[0]
-        rows = torch.arange(len(hidden), device=hidden.device)[:, None]
-        return (hidden[rows, columns.to(hidden.device)], *args[1:])
+        return (narrowed(args[0], columns), *args[1:])
 
     return hook
 

@@ -12,7 +12,7 @@ from causalab_mini.engine.contract import PLAIN, Batch, Shortcut, State, Visit
 from causalab_mini.engine.engines.base import BaseEngine
 from causalab_mini.engine.interiors import interiors
 from causalab_mini.engine.loading import Checkpoint, open_checkpoint
-from causalab_mini.engine.walk import note_tails, replaced, resumed, taken, visit
+from causalab_mini.engine.walk import narrowed, note_tails, replaced, resumed, taken, visit
 from causalab_mini.errors import CausalabError, ModelError, Problem, quoted
 from causalab_mini.model.components import COMPONENTS
 from causalab_mini.model.families import Address, Family
@@ -82,7 +82,8 @@ def walk(model: Any, visits: tuple[Visit, ...], state: State, shortcut: Shortcut
     head = family.module("lm_head")
     for stop in left:
         if not is_narrowed and (stop.address.side == "logits" or stop.address.module == head):
-            narrow(envoy_at(model, head), shortcut)
+            envoy = envoy_at(model, head)
+            envoy.input = narrowed(envoy.input, shortcut.columns)  # type: ignore[arg-type]
             is_narrowed = True
         if stop.address.side == "logits":
             output = model.output
@@ -116,13 +117,6 @@ def skip(model: Any, visits: tuple[Visit, ...], state: State, shortcut: Shortcut
         envoy = envoy_at(model, family.module("block_output").format(layer=layer))
         envoy.skip(stream if shortcut.tail is None else (stream, *shortcut.tail))
     return left
-
-
-def narrow(head: Any, shortcut: Shortcut) -> None:
-    """Gives the unembedding the positions alone whose logits are asked for."""
-    hidden = head.input
-    columns = shortcut.columns.to(hidden.device)  # type: ignore[union-attr]
-    head.input = hidden[torch.arange(len(hidden), device=hidden.device)[:, None], columns]
 
 
 def envoy_at(model: Any, path: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from causalab_mini.data.fields import parse_field
 from causalab_mini.errors import DocumentError, Problem
@@ -14,9 +14,8 @@ from causalab_mini.plan.spec.sites import Site
 from causalab_mini.plan.spec.steps import Step
 from causalab_mini.plan.strict import FrozenDict, Named, Strict, Tuple, invalid, not_yet, refuse_not_yet, shown
 
-__all__ = ["Header", "ModelSpec", "Role", "Site", "Spec", "ValidationError"]
-
-
+NULLABLE = ("attn_implementation",)
+"""The keys at which `null` may stand."""
 NOT_YET_KEYS = {
     "peft": "an adapter",
     "adapter": "an adapter",

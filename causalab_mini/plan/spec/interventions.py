@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, model_validator
 
+from causalab_mini.errors import listed
 from causalab_mini.plan.position import PositionField
 from causalab_mini.plan.spec.metrics import Metric
 from causalab_mini.plan.spec.sites import SiteField
-from causalab_mini.plan.strict import FrozenDict, Name, Named, Strict, Tuple, invalid, phrases, refuse_not_yet, tag_by
+from causalab_mini.plan.strict import FrozenDict, Name, Named, Strict, Tuple, invalid, refuse_not_yet, shown, tag_by
 
 Mechanism = Literal["swap", "add_scaled", "lerp", "gaussian", "clamp", "renormalize", "project_out", "permute", "knockout"]
 NotYet = Annotated[None, refuse_not_yet("featurizers")]
@@ -39,11 +40,15 @@ MECHANISM_RULES: Mapping[str, MechanismRule] = {
     "lerp": MechanismRule(True, "(1 − t) · f + t · operand", required=("t",)),
     "gaussian": MechanismRule(False, "f + scale · ε, ε standard normal", required=("seed",), optional=("scale",)),
     "clamp": MechanismRule(False, "min(max(f, lo), hi)", at_least_one=("lo", "hi")),
-    "renormalize": MechanismRule(False, "f at the length that it arrived with; the last of at least two writes at a place"),
+    "renormalize": MechanismRule(False, "f at the length that it arrived with; the last of at least two writes at a site"),
     "project_out": MechanismRule(True, "f minus its component along the operand"),
     "permute": MechanismRule(False, "another row's value", required=("seed",)),
     "knockout": MechanismRule(False, "the edges to the named keys cut; sites with keys only"),
 }
+
+
+WITHOUT_ALIGN = ("gaussian", "clamp", "renormalize", "knockout")
+"""Mechanisms that write nothing of another width."""
 
 
 class OutputRef(Strict):
@@ -125,14 +130,17 @@ class Write(Strict):
             raise invalid(f"an `operand` (`{self.mechanism}` needs one)", "none")
         if not rule.has_operand and self.operand is not None:
             raise invalid(f"no `operand` (`{self.mechanism}` takes none)", "one")
+        if self.align != "exact" and (self.mechanism in WITHOUT_ALIGN or isinstance(self.operand, int | float)):
+            what = f"`{self.mechanism}`" if self.mechanism in WITHOUT_ALIGN else "a number"
+            raise invalid(f"no `align` ({what} has a value for every token)", shown(self.align), key="align")
         given = set(self.params.spelled())
         if unknown := given - set(rule.params):
-            known = phrases(rule.params) or "none"
-            raise invalid(f"`params` that `{self.mechanism}` understands ({known})", phrases(sorted(unknown)))
+            known = listed(rule.params) or "none"
+            raise invalid(f"`params` that `{self.mechanism}` understands ({known})", listed(sorted(unknown)))
         if missing := [name for name in rule.required if name not in given]:
-            raise invalid(f"`params` with {phrases(missing)} (`{self.mechanism}` needs it)", phrases(sorted(given)) or "none")
+            raise invalid(f"`params` with {listed(missing)} (`{self.mechanism}` needs it)", listed(sorted(given)) or "none")
         if rule.at_least_one and not given & set(rule.at_least_one):
-            raise invalid(f"`params` with at least one of {phrases(rule.at_least_one)}", "none")
+            raise invalid(f"`params` with at least one of {listed(rule.at_least_one)}", "none")
         if self.params.lo is not None and self.params.hi is not None and self.params.lo > self.params.hi:
             raise invalid("`lo` not above `hi`", f"`{self.params.lo:g}` and `{self.params.hi:g}`", key="params")
         return self

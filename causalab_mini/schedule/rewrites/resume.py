@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from causalab_mini.plan import plan as nodes
-from causalab_mini.schedule.identity import _hash
+from causalab_mini.schedule.identity import hashed
 from causalab_mini.schedule.physical import Physical, PhysicalPass
 from causalab_mini.schedule.schedule import Pass
 
@@ -75,7 +75,7 @@ def _clean_of(passes: Mapping[str, PhysicalPass], scope: str, rows: nodes.RowsKe
 def _added(like: PhysicalPass, scope: str) -> tuple[str, PhysicalPass]:
     """Returns a clean pass over the rows of another, with nothing to read."""
     forward = replace(like.forward, model="original", places=())
-    key = _hash("clean", scope, forward.rows, forward.appended)
+    key = hashed("clean", scope, forward.rows, forward.appended)
     return key, PhysicalPass(key, Pass(forward, {}, {}, {}), scope, 0, like.n_tokens)
 
 
@@ -83,5 +83,4 @@ def _in_order(
     passes: Mapping[str, PhysicalPass], clean: Mapping[str, PhysicalPass], changed: Mapping[str, PhysicalPass]
 ) -> dict[str, PhysicalPass]:
     """Returns all passes, the clean ones before those that resume from them."""
-    first = {name: clean[name] for name in clean}
-    return first | {name: changed.get(name, one) for name, one in passes.items() if name not in clean}
+    return dict(clean) | {name: changed.get(name, one) for name, one in passes.items() if name not in clean}
