@@ -19,7 +19,7 @@ from causalab_mini.results.record import make_record
 from causalab_mini.results.store import DOCUMENT, POINTS, RECORD, SUMMARY, RunFolder
 from causalab_mini.results.summary import summarise
 from causalab_mini.results.tables import table_bytes
-from causalab_mini.schedule.physical import Physical
+from causalab_mini.schedule.physical import Physical, PhysicalPass
 from causalab_mini.schedule.schedule import Schedule, build_schedule
 from causalab_mini.shipped import find_document
 
@@ -44,7 +44,7 @@ class Watcher:
     """Whom a run tells how it goes."""
 
     on_scheduled: Callable[[Physical], None] = lambda physical: None
-    on_pass: Callable[[], None] = lambda: None
+    on_pass: Callable[[PhysicalPass], None] = lambda one: None
     on_point: Callable[[PointResult], None] = lambda point: None
     on_done: Callable[[RunFolder, list[dict[str, Any]], Run], None] = lambda folder, summary, run: None
 

@@ -310,7 +310,7 @@ def test_a_trace_block_holds_nothing_but_the_walk():
         if isinstance(node, ast.With) and any("trace" in ast.unparse(item.context_expr) for item in node.items)
     ]
     assert [ast.unparse(statement) for block in blocks for statement in block.body] == [
-        "walk(model, borders, state, shortcut, family, tracer)"
+        "walk(model, borders, state, shortcut.stops, tracer)"
     ]
     assert inspect.isfunction(nnterp.walk)
     assert not inspect.isgeneratorfunction(nnterp.walk)
@@ -334,7 +334,9 @@ def test_positions_count_from_each_rows_own_first_token(engines):
 
 
 def reading_logits():
-    return document({"look": {"reads": {"z": {"site": LOGITS, "pos": -1, "input": "base"}}}}, {"s": observe("look", both=False)})
+    return document(
+        {"look": {"reads": {"z": {"site": LOGITS, "pos": -1, "input": "base"}}}}, {"s": observe("look", both=False, outputs={"z": "z"})}
+    )
 
 
 def checks_of(run, step="s"):
@@ -446,8 +448,8 @@ def test_a_batch_with_numbers_that_are_not_finite_fails_the_rows_check(carry_out
     def spoiled(self, batch, visits, state, shortcut):
         run(self, batch, visits, state, shortcut)
         if len(batch.rows) > 1:
-            for value in state.reads.values():
-                value.fill_(float("nan"))
+            for label, value in state.reads.items():
+                state.reads[label] = torch.full_like(value, float("nan"))
 
     monkeypatch.setattr(NNterpEngine, "run", spoiled)
     check = checks_of(carry_out(reading_logits(), rows_of("successor-llama"), check="sample"))["rows"]

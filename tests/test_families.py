@@ -881,3 +881,19 @@ def test_every_cell_of_the_page_is_one_that_is_proved_here(zoo):
             assert cell == ("read/write" if (name, component) in WRITABLE else "read")
         else:
             assert notes[cell.strip("()")].lower().startswith(REASONS[name][component].lower())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("component", ["block_output", "attention_premix"])
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_a_grid_of_layers_and_positions_is_the_same_with_all_rewrites(zoo, name, component, kind):
+    """Resumed at layers and tokens, joined on the way: what a block is handed beside its stream is another thing in every family."""
+    place = {"site": site(component, {"sweep": list(LAYERS[name]), "as": "layer"}), "pos": {"sweep": [-1, -2, {"index": 2}], "as": "pos"}}
+    intervention = patching({**place, "mechanism": "swap", "operand": "source"}, place)
+    steps = {"s": observe("p", outputs={"prediction": "prediction"})}
+    one = zoo.run(name, {"p": intervention}, steps, kind, rewrites=())
+    other = zoo.run(name, {"p": intervention}, steps, kind)
+    for before, after in zip(one.points, other.points, strict=True):
+        values = [point.step("s").results["outputs"]["prediction"].value for point in (before, after)]
+        assert values[0].lengths == values[1].lengths
+        assert_near(values[1].data, values[0].data, before.label)

@@ -12,16 +12,19 @@ from causalab_mini.experiment import load
 from causalab_mini.plan import build_request
 from causalab_mini.plan.load import load_spec
 from causalab_mini.plan.plan import verify as plan_laws
-from causalab_mini.schedule.physical import Cost, plain_schedule, text, verify
-from causalab_mini.schedule.rewrites import REWRITES, narrow_the_head, resume_at_a_layer, rewrite, share, stop_early
+from causalab_mini.schedule.laws import verify
+from causalab_mini.schedule.physical import Cost, plain_schedule
+from causalab_mini.schedule.printed import text
+from causalab_mini.schedule.rewrites import REWRITES, rewrite, run_directly
 from causalab_mini.schedule.schedule import build_schedule
 from causalab_mini.shipped import example_documents
 
 pytestmark = pytest.mark.tiny
 
 EXAMPLES = {name: path for name, path in example_documents().items() if not name.startswith("v2/")}
-ALONE = {"share": (share,), "resume": (resume_at_a_layer,), "stop": (stop_early,), "head": (narrow_the_head,), "all": REWRITES}
-SAME_BITS = ("share", "stop")
+TRACED = tuple(one for one in REWRITES if one is not run_directly)
+ALONE = {one.__name__: (one, run_directly) for one in TRACED} | {"all": REWRITES, "all traced": TRACED}
+SAME_BITS = ("share", "drop", "stop_early", "free_early")
 PINNED = Path(__file__).resolve().parent / "cases" / "schedules.json"
 
 
@@ -108,17 +111,22 @@ def test_a_shared_source_runs_once_and_patched_passes_begin_where_they_write(pla
     physical = rewrite(plain_schedule(request, schedules))
     lines = text(physical).splitlines()
     assert lines[1].strip().startswith("#2  'original' on 'counterfactual'")
-    assert lines[1].endswith("stands for 8 passes")
-    assert [one.n_skipped for one in physical.passes.values() if one.forward.writes] == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert lines[1].endswith("resumes #1; stands for 8 passes; hooks, no trace")
+    parts = [
+        (part.n_skipped, part.forward.writes[0].site.layers) for one in physical.passes.values() if one.has_writes for part in one.parts
+    ]
+    assert sorted(parts) == sorted(2 * [(layer + 1, (layer,)) for layer in range(4)])
 
 
-def test_passes_run_as_often_as_the_schedule_says(plain, monkeypatch):
+def test_forwards_are_run_as_often_as_the_schedule_says(plain, monkeypatch):
     engine, request, schedules, _ = plain("quickstart")
     n = []
     run = type(engine).run
     monkeypatch.setattr(type(engine), "run", lambda self, *args: (n.append(1), run(self, *args))[1])
     engine.execute(request, schedules=schedules, check="off")
-    assert len(n) == len(rewrite(plain_schedule(request, schedules)).passes) == 10
+    physical = rewrite(plain_schedule(request, schedules))
+    assert len(physical.passes) == 8
+    assert len(n) == sum(len(one.batches()) for one in physical.passes.values())
 
 
 COMPONENTS = (
@@ -186,9 +194,8 @@ def test_a_run_is_checked_against_its_plain_passes(plain, monkeypatch):
     from causalab_mini.schedule.rewrites import resume
 
     engine, request, schedules, _ = plain("patching")
-    right = resume._n_below
-    monkeypatch.setattr(resume, "_n_below", lambda one: right(one) and right(one) - 1)
-    engine_run = type(engine).run
+    right, engine_run = resume.n_below, type(engine).run
+    monkeypatch.setattr(resume, "n_below", lambda part, n_layers: max(0, right(part, n_layers) - 1))
     monkeypatch.setattr(
         type(engine), "run", lambda self, batch, visits, state, shortcut: engine_run(self, batch, visits, state, _late(shortcut))
     )
@@ -199,4 +206,5 @@ def test_a_run_is_checked_against_its_plain_passes(plain, monkeypatch):
 def _late(shortcut):
     from dataclasses import replace
 
-    return replace(shortcut, n_skipped=shortcut.n_skipped + 1) if shortcut.n_skipped else shortcut
+    enters = tuple(replace(enter, n_skipped=enter.n_skipped + 1) if enter.n_skipped else enter for enter in shortcut.enters)
+    return replace(shortcut, enters=enters)

@@ -37,10 +37,11 @@ def register(app: typer.Typer) -> None:
         )
         request, schedules, _ = loaded.compile()
         if schedule:
-            from causalab_mini.schedule import physical
+            from causalab_mini.schedule.physical import plain_schedule
+            from causalab_mini.schedule.printed import data, text
             from causalab_mini.schedule.rewrites import rewrite
 
-            found = rewrite(physical.plain_schedule(request, schedules))
-            print(json.dumps(physical.data(found), indent=1) if as_json else physical.text(found))
+            found = rewrite(plain_schedule(request, schedules))
+            print(json.dumps(data(found), indent=1) if as_json else text(found))
             return
         print(json.dumps(explain_data(request), indent=1, ensure_ascii=False) if as_json else explain_text(request))

@@ -15,7 +15,7 @@ from causalab_mini.errors import EXIT_OK, CheckError, Problem, UsageError, quote
 if TYPE_CHECKING:
     from causalab_mini.engine.run import Run
     from causalab_mini.results.store import RunFolder
-    from causalab_mini.schedule.physical import Physical
+    from causalab_mini.schedule.physical import Physical, PhysicalPass
 
 
 def register(app: typer.Typer) -> None:
@@ -69,6 +69,7 @@ class _Screen:
         self.console = Console(stderr=True, highlight=False)
         self.is_live = sys.stderr.isatty() and not as_json
         self.progress: Any = None
+        self.facts: Any = None
         self.data: dict[str, Any] = {}
         self.exit_code = EXIT_OK
 
@@ -95,17 +96,27 @@ class _Screen:
     def scheduled(self, physical: Physical) -> None:
         if not self.is_live:
             return
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self.close()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.progress = Progress(*columns, console=self.console, transient=True)
+        columns = (TextColumn("{task.fields[done]} of {task.fields[all]} passes"), BarColumn(), TimeRemainingColumn())
+        self.facts = physical.facts
+        total = sum(self.weight(one) for one in physical.passes.values())
+        self.progress = Progress(*columns, TextColumn("{task.fields[rows]:,} rows"), console=self.console, transient=True)
         self.progress.start()
-        self.progress.add_task("passes", total=len(physical.passes))
+        self.progress.add_task("passes", total=total, done=0, all=len(physical.passes), rows=0)
 
-    def advance(self) -> None:
+    def weight(self, one: PhysicalPass) -> float:
+        """Returns what a pass takes in relation to others, so that the time left is that of the work left."""
+        from causalab_mini.schedule.rewrites.direct import operations
+
+        return operations(one, self.facts) if self.facts is not None else 1.0
+
+    def advance(self, one: PhysicalPass) -> None:
         if self.progress is not None:
-            self.progress.advance(self.progress.task_ids[0])
+            task = self.progress.tasks[0]
+            fields = {"done": task.fields["done"] + 1, "rows": task.fields["rows"] + len(one.entries())}
+            self.progress.update(task.id, advance=self.weight(one), **fields)
 
     def close(self) -> None:
         if self.progress is not None:

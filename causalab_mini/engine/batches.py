@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from causalab_mini.data.prompts import Prompt
-from causalab_mini.engine.contract import Batch, KeepTask, ReadTask, Shortcut, State, Task, Visit, WriteTask
+from causalab_mini.engine.contract import Batch, KeepTask, ReadTask, State, Task, Visit, WriteTask
 from causalab_mini.model.components import COMPONENTS, forward_rank
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.model.families import Address
@@ -20,9 +20,6 @@ from causalab_mini.ops.windows import Index, Pattern, PatternIndex, Value
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.physical import is_at_head
 from causalab_mini.schedule.schedule import Pass
-
-MAX_BATCH_TOKENS = 8192
-MAX_LOGIT_BYTES = 512 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +47,36 @@ OutputTensors = Mapping[str, Made]
 """Outputs of earlier steps by name."""
 
 
-def split_rows(lengths: Sequence[int], vocabulary: int, batch_size: int | None) -> list[tuple[int, ...]]:
-    """Returns indices into some rows, in order, as batches.
+def make_batch(
+    rows: Sequence[int],
+    prompts: Sequence[Prompt],
+    appended: Sequence[Sequence[int]] | None,
+    pad: int,
+    cuts: Sequence[int] | None = None,
+    until: int | None = None,
+) -> Batch:
+    """Returns rows padded on the left.
 
     Args:
-        lengths: tokens of each row.
-        vocabulary: width of the logits, which are the largest tensor of a plain forward.
-        batch_size: rows a batch; None bounds tokens and logits instead.
+        rows: of the step.
+        prompts: of all rows of the step.
+        appended: tokens behind each prompt, of all rows of the step.
+        pad: the token to pad with.
+        cuts: how many tokens of each of `rows` are left out at its beginning, since their keys and values are handed in.
+        until: tokens of a row that there are; None for all.
     """
-    if batch_size is None:
-        longest = max(lengths, default=1)
-        batch_size = max(1, min(MAX_BATCH_TOKENS // longest, MAX_LOGIT_BYTES // (4 * vocabulary * longest)))
-    return [tuple(range(start, min(start + batch_size, len(lengths)))) for start in range(0, len(lengths), batch_size)]
-
-
-def make_batch(rows: Sequence[int], prompts: Sequence[Prompt], appended: Sequence[Sequence[int]] | None, pad: int) -> Batch:
-    """Returns rows padded on the left; `prompts` and `appended` are those of all rows of the step."""
-    ids = [prompts[row].ids + (() if appended is None else tuple(appended[row])) for row in rows]
-    longest = max(map(len, ids))
-    input_ids = torch.full((len(ids), longest), pad, dtype=torch.long)
-    attention_mask = torch.zeros((len(ids), longest), dtype=torch.long)
-    for index, row in enumerate(ids):
-        input_ids[index, longest - len(row) :] = torch.tensor(row, dtype=torch.long)
-        attention_mask[index, longest - len(row) :] = 1
-    position_ids = (attention_mask.cumsum(dim=-1) - 1).clamp(min=0)
+    whole = [(prompts[row].ids + (() if appended is None else tuple(appended[row])))[:until] for row in rows]
+    cuts = [0] * len(whole) if cuts is None else cuts
+    ids = [row[cut:] for row, cut in zip(whole, cuts, strict=True)]
+    n_run, n_before = max(map(len, ids)), max(cuts)
+    input_ids, position_ids = torch.full((len(ids), n_run), pad, dtype=torch.long), torch.zeros((len(ids), n_run), dtype=torch.long)
+    attention_mask = torch.zeros((len(ids), n_before + n_run), dtype=torch.long)
+    for index, (row, cut) in enumerate(zip(ids, cuts, strict=True)):
+        first = n_run - len(row)
+        input_ids[index, first:] = torch.tensor(row, dtype=torch.long)
+        position_ids[index, first:] = torch.arange(cut, cut + len(row))
+        attention_mask[index, n_before - cut : n_before] = 1
+        attention_mask[index, n_before + first :] = 1
     return Batch(tuple(rows), input_ids, attention_mask, position_ids)
 
 
@@ -92,100 +95,77 @@ class Landing:
 
 
 class PassOnBatch:
-    """One pass on one batch: its stops with their tasks.
+    """One pass on its rows of a batch: what is done where.
 
     Args:
         one: the pass.
-        batch: the rows.
+        rows: its rows in the batch, one behind the other.
+        offset: where the first of them stands.
+        n_columns: tokens of the batch, padding counted; rows end at the last.
         prompts: of all rows of the step.
         values: reads of earlier passes, of the active rows.
         outputs: of earlier steps.
         active: rows of the step that run, ascending.
         facts: of the checkpoint.
-        keeps: layers whose leaving stream is kept.
-        is_narrow: whether logits are computed at the positions alone that are read.
     """
 
     def __init__(
         self,
         one: Pass,
-        batch: Batch,
+        rows: Sequence[int],
+        offset: int,
+        n_columns: int,
         prompts: Sequence[Prompt],
         values: Mapping[str, Value],
         outputs: OutputTensors,
         active: Sequence[int],
         facts: ModelFacts,
-        keeps: Sequence[int] = (),
-        is_narrow: bool = False,
     ) -> None:
         self.one = one
-        self.batch = batch
+        self.rows = rows
+        self.offset = offset
+        self.n_tokens = n_columns
         self.prompts = prompts
         self.values = values
         self.outputs = outputs
         self.active = active
         self.facts = facts
-        self.n_tokens = batch.input_ids.shape[1]
         self.landings: dict[str, Landing] = {}
-        self.keeps = keeps
-        self.head = self.head_columns() if is_narrow else None
+        self.head: list[list[int]] | None = None
 
-    def visits(self) -> tuple[Visit, ...]:
-        """Returns the stops in forward order."""
-        by_place: dict[tuple[str, int | None], tuple[list[Task], list[Task]]] = {}
+    def label(self, name: str) -> str:
+        """Returns what a read or write is called in a batch that other passes share."""
+        return f"{self.offset}/{name}"
+
+    def tasks(self) -> Iterator[tuple[str, int | None, Task]]:
+        """Yields what is done where: component, layer, and the write, or the read, that stands there; writes in their order."""
         for write in sorted(self.one.forward.writes, key=lambda write: write.order):
             for entry, layer in enumerate(write.site.addresses):
-                by_place.setdefault((write.site.component, layer), ([], []))[0].append(self.write_task(write, entry, layer))
+                yield write.site.component, layer, self.write_task(write, entry, layer)
         for read in self.one.forward.reads:
             index = self.read_index(read)
             for entry, layer in enumerate(read.site.addresses):
-                task = ReadTask(read.name, entry, index, self.stream(read.site.component, layer))
-                by_place.setdefault((read.site.component, layer), ([], []))[1].append(task)
-        for layer in {layer for component, layer in by_place if self.stream(component, layer) is not None}:
-            assert layer is not None
-            by_place.setdefault(("block_input", layer), ([], []))[1].append(KeepTask(layer))
-        for layer in self.keeps:
-            by_place.setdefault(("block_output", layer), ([], []))[1].append(KeepTask(layer))
-        stops: dict[Address, list[Task]] = {}
-        for component, layer in sorted(by_place, key=lambda key: forward_rank(*key)):
-            writes, reads = by_place[component, layer]
-            stops.setdefault(self.address(component, layer), []).extend([*writes, *reads])
-        return tuple(Visit(address, tuple(tasks)) for address, tasks in stops.items())
+                yield read.site.component, layer, ReadTask(self.label(read.name), entry, index, self.stream(read.site.component, layer))
 
     def head_columns(self) -> list[list[int]]:
-        """Returns, for each row of the batch, the positions whose logits are read; as many on every row."""
+        """Returns, for each row, the positions whose logits are read."""
         reads = [read for read in self.one.forward.reads if is_at_head(read)]
-        by_row = [
-            sorted({self.column(row, token) for read in reads for token in self.one.windows[read.name][row].tokens})
-            for row in self.batch.rows
+        return [
+            sorted({self.column(row, token) for read in reads for token in self.one.windows[read.name][row].tokens}) for row in self.rows
         ]
-        longest = max(1, *map(len, by_row))
-        return [columns + [self.n_tokens - 1] * (longest - len(columns)) for columns in by_row]
-
-    def shortcut(self, n_skipped: int, stream: Tensor | None, tail: tuple[object, ...] | None, stops: bool) -> Shortcut:
-        """Returns what is left out of this pass on this batch."""
-        columns = None if self.head is None else torch.tensor(self.head, dtype=torch.long)
-        return Shortcut(n_skipped, stream, tail, stops, columns)
-
-    def address(self, component: str, layer: int | None) -> Address:
-        """Returns where a component is reached; the stream between attention and MLP at what attention adds."""
-        found = self.facts.address(component, layer)
-        assert found is not None
-        return Address(found.module, "output", found.is_flat) if found.side == "mid" else found
 
     def stream(self, component: str, layer: int | None) -> int | None:
         """Returns the layer whose entering stream is a part of the component, if it is one."""
-        found = self.facts.address(component, layer)
-        return layer if found is not None and found.side == "mid" else None
+        return layer if _is_mid(self.facts, component, layer) else None
 
     def value(self, read: nodes.Read, state: State) -> Value:
         """Returns what a read of this pass found on this batch."""
         windows = self.one.windows[read.name]
-        data = torch.stack([state.reads[read.name, entry] for entry in range(len(read.site.addresses))])
-        return Value(data, tuple(len(windows[row].tokens) for row in self.batch.rows))
+        data = torch.stack([state.reads[self.label(read.name), entry] for entry in range(len(read.site.addresses))])
+        return Value(data, tuple(len(windows[row].tokens) for row in self.rows))
 
     def column(self, row: int, token: int) -> int:
-        """Returns where a row's content token stands in the padded batch."""
+        """Returns where a row's content token stands in the batch: rows end where it ends."""
         appended = self.one.forward.appended
         length = self.prompts[row].n_tokens + (0 if appended is None else len(appended[row]))
         return self.n_tokens - length + self.prompts[row].n_prefix + token
@@ -205,7 +185,7 @@ class PassOnBatch:
     def read_index(self, read: nodes.Read) -> Index | PatternIndex:
         """Returns the tokens of a read in the batch, row by row."""
         windows = self.one.windows[read.name]
-        places = [(index, row, token) for index, row in enumerate(self.batch.rows) for token in windows[row].tokens]
+        places = [(index, row, token) for index, row in enumerate(self.rows) for token in windows[row].tokens]
         return self.index(read, places)
 
     def index(self, place: nodes.Read | nodes.Write, tokens: Sequence[tuple[int, int, int]]) -> Index | PatternIndex:
@@ -213,9 +193,9 @@ class PassOnBatch:
 
         Args:
             place: which features, heads and keys.
-            tokens: batch index, row of the step and content index of each.
+            tokens: of each, which of the pass's rows of the batch it is in, the row of the step, and its content index.
         """
-        rows = torch.tensor([index for index, _, _ in tokens], dtype=torch.long)
+        rows = torch.tensor([self.offset + index for index, _, _ in tokens], dtype=torch.long)
         if self.head is not None and is_at_head(place):
             columns = torch.tensor([self.head[index].index(self.column(row, token)) for index, row, token in tokens], dtype=torch.long)
         else:
@@ -263,6 +243,7 @@ class PassOnBatch:
         tokens = [(index, row, token) for index, (row, token) in zip(landing.rows, landing.places, strict=True)]
         return WriteTask(
             write.name,
+            self.label(write.name),
             layer,
             self.index(write, tokens),
             change,
@@ -296,15 +277,15 @@ class PassOnBatch:
             landing = self.land(write, (starts, lengths))
             return (lambda state, entry: _take(value.data, entry, landing, write, lengths, starts)), landing
         windows = self.one.windows[own.name]
-        counts = [len(windows[row].tokens) for row in self.batch.rows]
+        counts = [len(windows[row].tokens) for row in self.rows]
         local = Value(torch.empty(1, sum(counts), 0), tuple(counts))
-        starts = dict(zip(self.batch.rows, local.starts, strict=True))
-        lengths = dict(zip(self.batch.rows, counts, strict=True))
+        starts = dict(zip(self.rows, local.starts, strict=True))
+        lengths = dict(zip(self.rows, counts, strict=True))
         landing = self.land(write, (starts, lengths))
         n_entries = len(own.site.addresses)
 
         def fetch(state: State, entry: int) -> Tensor:
-            data = torch.stack([state.reads[own.name, each] for each in range(n_entries)])
+            data = torch.stack([state.reads[self.label(own.name), each] for each in range(n_entries)])
             return _take(data, entry, landing, write, lengths, starts)
 
         return fetch, landing
@@ -312,7 +293,7 @@ class PassOnBatch:
     def output_operand(self, write: nodes.Write, operand: nodes.FromOutput) -> tuple[Callable[[State, int], Tensor], Landing]:
         """Returns the operand of a write that is an output: one vector, a window for every row, or a value a row."""
         made = self.outputs[operand.output]
-        value, rows = made.value, [row for row in self.batch.rows if row not in self.one.missing]
+        value, rows = made.value, [row for row in self.rows if row not in self.one.missing]
         entries = dict.fromkeys(rows, 0) if made.kind == "window" else {row: row for row in rows}
         if operand.groups is not None:
             entries = {row: made.groups.index(operand.groups[row]) for row in rows}
@@ -328,7 +309,7 @@ class PassOnBatch:
         many there are; None for operands that broadcast, and for mechanisms without.
         """
         landing = Landing()
-        for index, row in enumerate(self.batch.rows):
+        for index, row in enumerate(self.rows):
             tokens = self.one.windows[write.name][row].tokens
             if not tokens or row in self.one.missing:
                 continue
@@ -345,6 +326,43 @@ class PassOnBatch:
                 landing.sources.append(from_token)
                 landing.places.append((row, token))
         return landing
+
+
+def visits_of(on_batch: Sequence[PassOnBatch], keeps: Sequence[int], facts: ModelFacts) -> tuple[Visit, ...]:
+    """Returns the stops of a forward that several passes share, in forward order.
+
+    Args:
+        on_batch: the passes.
+        keeps: layers whose leaving stream is kept for later.
+        facts: of the checkpoint.
+    """
+    by_place: dict[tuple[str, int | None], tuple[list[Task], list[Task]]] = {}
+    for one in on_batch:
+        for component, layer, task in one.tasks():
+            by_place.setdefault((component, layer), ([], []))[isinstance(task, ReadTask)].append(task)
+    for layer in {layer for component, layer in by_place if _is_mid(facts, component, layer)}:
+        assert layer is not None
+        by_place.setdefault(("block_input", layer), ([], []))[1].append(KeepTask(layer))
+    for layer in keeps:
+        by_place.setdefault(("block_output", layer), ([], []))[1].append(KeepTask(layer, is_for_later=True))
+    stops: dict[Address, list[Task]] = {}
+    for component, layer in sorted(by_place, key=lambda key: forward_rank(*key)):
+        writes, reads = by_place[component, layer]
+        stops.setdefault(_address(facts, component, layer), []).extend([*writes, *reads])
+    return tuple(Visit(address, tuple(tasks)) for address, tasks in stops.items())
+
+
+def _address(facts: ModelFacts, component: str, layer: int | None) -> Address:
+    """Returns where a component is reached; the stream between attention and MLP at what attention adds."""
+    found = facts.address(component, layer)
+    assert found is not None
+    return Address(found.module, "output", found.is_flat) if found.side == "mid" else found
+
+
+def _is_mid(facts: ModelFacts, component: str, layer: int | None) -> bool:
+    """Returns whether a component is what entered its layer and what stands at its address."""
+    found = facts.address(component, layer)
+    return found is not None and found.side == "mid"
 
 
 def _aligned(tokens: Sequence[int], start: int, length: int, align: str) -> list[tuple[int, int]]:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from torch import Tensor
 
 from causalab_mini.model.facts import ModelFacts
@@ -17,17 +16,20 @@ from causalab_mini.model.families import Address
 from causalab_mini.ops.windows import Index, PatternIndex
 
 if TYPE_CHECKING:
+    from causalab_mini.engine.cache import PrefixCache
+    from causalab_mini.engine.first_use import Trust
     from causalab_mini.engine.run import Run
     from causalab_mini.plan.plan import Request
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of one role, padded on the left to the longest of them.
+    """Rows as a forward is given them: their last tokens, padded on the left, behind keys and values of those before, if there are any.
 
     Attributes:
-        rows: of the step, ascending.
-        input_ids, attention_mask, position_ids: (row, token), int64; positions count from each row's first own token.
+        rows: of the step.
+        input_ids, position_ids: (row, token), int64; positions count from each row's first own token.
+        attention_mask: (row, prefix and token), int64.
     """
 
     rows: tuple[int, ...]
@@ -35,10 +37,27 @@ class Batch:
     attention_mask: Tensor
     position_ids: Tensor
 
-    def inputs(self, device: torch.device, takes_positions: bool = True) -> dict[str, Any]:
-        """Returns the keyword arguments of a forward on a device; a model that makes positions of the mask itself takes none."""
-        positions = {"position_ids": self.position_ids.to(device)} if takes_positions else {}
-        return {"input_ids": self.input_ids.to(device), "attention_mask": self.attention_mask.to(device), **positions, "use_cache": False}
+    @property
+    def n_prefix(self) -> int:
+        """How many columns of keys and values stand before the tokens."""
+        return self.attention_mask.shape[1] - self.input_ids.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """Rows that a forward begins with, or that join it above some layers.
+
+    Attributes:
+        n_rows: how many; they stand behind those that entered below.
+        n_skipped: layers from the bottom that they leave out; `stream` stands for what those give.
+        stream: (row, token, feature), what leaves the last skipped layer, before any write there; None at the bottom.
+        tail: what else a skipped block returns beside the stream, where it returns a tuple.
+    """
+
+    n_rows: int
+    n_skipped: int = 0
+    stream: Tensor | None = None
+    tail: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +65,25 @@ class Shortcut:
     """What of a forward is left out, with the same numbers.
 
     Attributes:
-        n_skipped: layers from the bottom that are not run; `stream` stands for what they give.
-        stream: (row, token, feature), what leaves the last skipped layer, before any write there.
-        tail: what else the skipped blocks return beside the stream, where they return a tuple.
+        enters: those that skip fewest layers first; none where all rows are run from the bottom.
+        cache: hands out keys and values of the tokens that are not run, or keeps those of this forward; None for neither.
         stops: whether the forward ends after its last stop.
         columns: (row, position), the only positions whose logits are computed; None for all.
+        vocabulary: the tokens whose logits are computed, the others being nan; None for all.
+        is_direct: whether hooks on the same modules carry it out, where a trace would cost more than the forward.
     """
 
-    n_skipped: int = 0
-    stream: Tensor | None = None
-    tail: tuple[Any, ...] | None = None
+    enters: tuple[Enter, ...] = ()
+    cache: PrefixCache | None = None
     stops: bool = False
     columns: Tensor | None = None
+    vocabulary: Tensor | None = None
+    is_direct: bool = False
+
+    @property
+    def skips(self) -> bool:
+        """Whether any row leaves out a layer."""
+        return any(enter.n_skipped for enter in self.enters)
 
 
 PLAIN = Shortcut()
@@ -68,15 +94,17 @@ class State:
     """What one batch's forward leaves behind.
 
     Attributes:
-        shape: rows and tokens of the batch.
+        n_tokens: of the batch, padding counted.
         streams: by layer, what entered the block, kept where a stream between attention and MLP is asked for.
+        kept: by layer, what left the block, kept for later passes.
         tails: by layer, what a block whose stream is kept returns beside it; None where it returns the stream alone.
-        reads: values by read name and place in its site's list of layers, (token, feature).
-        changes: by write name and layer, (token,) relative change of norm of each written token; the change itself where it was zero.
+        reads: values by label and place in its site's list of layers, (token, feature).
+        changes: by write label and layer, (token,) relative change of norm of each written token; the change itself where it was zero.
     """
 
-    shape: tuple[int, int]
+    n_tokens: int
     streams: dict[int, Tensor] = field(default_factory=dict)
+    kept: dict[int, Tensor] = field(default_factory=dict)
     tails: dict[int, tuple[Any, ...] | None] = field(default_factory=dict)
     reads: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     changes: dict[tuple[str, int | None], Tensor] = field(default_factory=dict)
@@ -84,13 +112,13 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    """Takes a value: under which name, at which entry of its site's layers, which tokens.
+    """Takes a value: under which label, at which entry of its site's layers, which tokens.
 
     Attributes:
         stream: the layer whose entering stream is added to what stands at the address; None for the address itself.
     """
 
-    name: str
+    label: str
     entry: int
     index: Index | PatternIndex
     stream: int | None = None
@@ -101,6 +129,8 @@ class WriteTask:
     """Makes a change: which tokens, and what becomes of them.
 
     Attributes:
+        name: as the document has it.
+        label: what its change is noted under; passes that share a batch may have writes of one name.
         change: from the values that stand there and those that arrived, both (token, feature) in fp32, and the state so far.
         stream: as of `ReadTask`.
         renormalizes: whether the written lines of a pattern are made to sum to 1 again.
@@ -108,6 +138,7 @@ class WriteTask:
     """
 
     name: str
+    label: str
     layer: int | None
     index: Index | PatternIndex
     change: Callable[[Tensor, Tensor, State], Tensor]
@@ -121,6 +152,7 @@ class KeepTask:
     """Keeps the whole activation: the stream that enters a layer, for a later stop, or the one that leaves it, for later passes."""
 
     stream: int
+    is_for_later: bool = False
 
 
 Task = WriteTask | ReadTask | KeepTask
@@ -135,7 +167,13 @@ class Visit:
 
 
 class Engine(Protocol):
-    """A checkpoint that can be run."""
+    """A checkpoint that can be run.
+
+    Attributes:
+        trust: how far its schedules are rewritten, once that has been tried.
+    """
+
+    trust: Trust | None
 
     @property
     def facts(self) -> ModelFacts:
@@ -157,6 +195,10 @@ class Engine(Protocol):
 
     def unembed(self, stream: Tensor) -> Tensor:
         """Returns the logits that final norm and unembedding make of a residual stream, (…, feature) to (…, vocabulary)."""
+        ...
+
+    def memory(self) -> tuple[str, int | None]:
+        """Returns the kind of device that inputs go to, and the bytes that are free there; None where nobody says."""
         ...
 
     def describe(self) -> dict[str, Any]:

@@ -10,8 +10,10 @@ import torch
 
 from causalab_mini.engine.batches import Made
 from causalab_mini.engine.contract import Engine
+from causalab_mini.engine.first_use import Trust, at_level, find_trust
 from causalab_mini.engine.observe import Observed, make_outputs, observe, write_key
 from causalab_mini.engine.run import PointResult, Run, StepResult
+from causalab_mini.engine.sizes import Sizes
 from causalab_mini.engine.store import Store
 from causalab_mini.engine.tables import metric_rows, positions
 from causalab_mini.errors import PlanError, Problem, RunError, quoted
@@ -19,7 +21,8 @@ from causalab_mini.evidence.checks import Check, check_rows, check_writes
 from causalab_mini.evidence.memory import peak_memory_bytes
 from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan import plan as nodes
-from causalab_mini.schedule.physical import Physical, Rewrite, plain_schedule
+from causalab_mini.schedule.memory import peak_bytes
+from causalab_mini.schedule.physical import Physical, PhysicalPass, Rewrite, plain_schedule
 from causalab_mini.schedule.rewrites import REWRITES, rewrite
 from causalab_mini.schedule.schedule import Schedule, StepSchedule, build_schedule, metric_reasons
 
@@ -37,7 +40,7 @@ def execute(
     rewrites: tuple[Rewrite, ...] = REWRITES,
     on_point: OnPoint = lambda point: None,
     on_scheduled: Callable[[Physical], None] = lambda physical: None,
-    on_pass: Callable[[], None] = lambda: None,
+    on_pass: Callable[[PhysicalPass], None] = lambda one: None,
 ) -> Run:
     """Returns the results of every point of a request.
 
@@ -58,17 +61,50 @@ def execute(
     """
     if schedules is None:
         schedules = [build_schedule(request, point) for point in request.points]
-    physical = rewrite(plain_schedule(request, schedules), rewrites)
+    plain = plain_schedule(request, schedules)
+    physical = rewrite(plain, rewrites)
     on_scheduled(physical)
     engine.load_weights()
-    store = Store(engine, physical, request.prompts, batch_size, on_pass)
+    if engine.trust is None and check != "off" and rewrites:
+        engine.trust = find_trust(
+            engine, request.prompts, schedules, lambda level: rewrite(plain, at_level(rewrites, level)), request.facts.dtype
+        )
+    if engine.trust is not None and engine.trust.level != "token":
+        physical = rewrite(plain, at_level(rewrites, engine.trust.level))
+    sizes = Sizes(engine.facts, batch_size, engine.memory)
+    store = Store(engine, physical, request.prompts, sizes, on_pass)
     points = []
     for schedule in schedules:
         result = _run_point(engine, request, schedule, store, check)
         points.append(result)
         on_point(result)
-    record = engine.describe()
-    return Run(tuple(points), record, tuple(record.get("warnings", ())))
+    record = engine.describe() | {"schedule": _how_it_went(physical, sizes, engine.trust)}
+    return Run(tuple(points), record, (*record.get("warnings", ()), *_lost(engine.trust)))
+
+
+def _how_it_went(physical: Physical, sizes: Sizes, trust: Trust | None) -> dict[str, Any]:
+    """Returns what the record of a run says of its schedule."""
+    first = physical.savings[0].before if physical.savings else physical.cost
+    cost = physical.cost
+    return {
+        "level": "token" if trust is None else trust.level,
+        "first_use": "not checked" if trust is None or trust.difference is None else trust.difference,
+        "refused": {} if trust is None else dict(trust.refused),
+        "passes": [first.passes, cost.passes],
+        "layer_tokens": [first.layer_tokens, cost.layer_tokens],
+        "head_positions": [first.head_positions, cost.head_positions],
+        "peak_bytes_estimate": peak_bytes(physical, max(sizes.used, default=None)),
+        "rows_a_batch": sorted(set(sizes.used)),
+        "out_of_memory": sizes.n_halved,
+    }
+
+
+def _lost(trust: Trust | None) -> list[str]:
+    """Returns what the user is told of levels that gave other numbers."""
+    return [
+        f"passes that resume at a {level} differ from whole ones by {difference:.1e} of the standard deviation on this model: not used"
+        for level, difference in (() if trust is None else trust.refused)
+    ]
 
 
 def _run_point(engine: Engine, request: nodes.Request, schedule: Schedule, store: Store, check: CheckLevel) -> PointResult:
@@ -85,7 +121,7 @@ def _run_point(engine: Engine, request: nodes.Request, schedule: Schedule, store
         _refuse_bad_cells(step, rows)
         _refuse_outputs_without_value(step_schedule, rows, outputs)
         for intervention in step.interventions:
-            found = store.observe(schedule.point.label, step_schedule, intervention, outputs, rows)
+            found = store.observe(schedule.point.label, step_schedule, intervention, rows)
             observed[intervention.name] = found
             for metric in intervention.metrics:
                 name = f"{intervention.name}/{metric.name}" if step.is_list else metric.name
@@ -94,6 +130,7 @@ def _run_point(engine: Engine, request: nodes.Request, schedule: Schedule, store
                 checks += _checks(engine, request, step_schedule, intervention, found, outputs, check)
         made = make_outputs(step, observed, outputs)
         outputs |= made
+        store.make(schedule.point.label, step.name, made)
         results[step.name] = StepResult(
             step,
             {
@@ -101,7 +138,7 @@ def _run_point(engine: Engine, request: nodes.Request, schedule: Schedule, store
                 "metrics": metrics,
                 "outputs": made,
                 "checks": checks,
-                "rows_a_batch": store.rows_a_batch,
+                "rows_a_batch": max(store.sizes.used, default=0),
                 "peak_memory_bytes": peak_memory_bytes(),
             },
             time.perf_counter() - started,
@@ -207,10 +244,11 @@ def _checks(
         isinstance(w.operand, nodes.FromRead) and w.operand.derangement is not None for f in intervention.forwards for w in f.writes
     )
     differences: dict[int, float] = {}
-    if len(observed.rows) > 1 and not deranges:
+    compared = [name for name in _compared(intervention, engine.facts.dtype) if name in observed.values]
+    if len(observed.rows) > 1 and compared and not deranges:
         for row in observed.rows if level == "full" else _most_padded(request, intervention, observed.rows):
-            alone = observe(engine, schedule, intervention, request.prompts, outputs, (row,), None)
-            differences[row] = _difference(observed, alone, observed.rows.index(row), _compared(intervention, engine.facts.dtype))
+            alone = observe(engine, schedule, intervention, request.prompts, outputs, (row,))
+            differences[row] = _difference(observed, alone, observed.rows.index(row), compared)
     rows = check_rows(name, differences, engine.facts.dtype, len(observed.rows))
     if deranges:
         rows = Check("rows", "skipped", f"{name}: rows not compared (`permute` needs the other rows)")
@@ -221,7 +259,8 @@ def _checks(
             expected[key] = [row for row in observed.rows if row not in one.missing]
     changes = {key: evidence.change for key, evidence in observed.writes.items()}
     left_over = {key: evidence.n_left_over for key, evidence in observed.writes.items()}
-    return [rows, check_writes(name, changes, expected, left_over)]
+    not_run = {key: evidence.n_not_run for key, evidence in observed.writes.items()}
+    return [rows, check_writes(name, changes, expected, left_over, not_run)]
 
 
 def _most_padded(request: nodes.Request, intervention: nodes.Intervention, rows: Sequence[int]) -> tuple[int]:
@@ -251,6 +290,8 @@ def _difference(observed: Observed, alone: Observed, index: int, names: Sequence
         if one.numel() == 0:
             continue
         spread = float(one.std()) if one.numel() > 1 else float(one.abs().max())
+        if name not in observed.patterns:
+            one, batched = observed.compared(name, one), observed.compared(name, batched)
         difference = float((one - batched).abs().max())
         worst = max(worst, difference / spread if spread > 0 else difference)
         if not (torch.isfinite(one).all() and torch.isfinite(batched).all()):

@@ -182,7 +182,7 @@ def _router(module: nn.Module, path: str, sides: Mapping[str, Visit], state: Sta
     entered: list[_SoftmaxStops] = []
 
     def enter(module: nn.Module, args: Any) -> None:
-        lines = (state.shape[0] * state.shape[1],)
+        lines = (args[0].shape[:-1].numel(),)
         softmax = _SoftmaxStops(sides.get("router_logits"), sides.get("router_probs"), state, path, lines)
         softmax.__enter__()
         entered.append(softmax)

@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 
 from causalab_mini.data.prompts import Prompt
-from causalab_mini.engine.batches import Made, OutputTensors, PassOnBatch, make_batch, split_rows
-from causalab_mini.engine.contract import Engine, State, Visit
+from causalab_mini.engine.batches import Made, OutputTensors, PassOnBatch, make_batch, visits_of
+from causalab_mini.engine.cache import KeysValues, PrefixCache
+from causalab_mini.engine.contract import Engine, Enter, Shortcut, State, Visit
+from causalab_mini.engine.kept import Kept, KeptBatch, RowValues
 from causalab_mini.errors import Problem, RunError, quoted
 from causalab_mini.model.families import INTERIOR
 from causalab_mini.ops import reductions
-from causalab_mini.ops.windows import Pattern, Value, concatenate, without_rows
+from causalab_mini.ops.windows import Pattern, Value, without_rows
 from causalab_mini.plan import plan as nodes
-from causalab_mini.schedule.physical import PhysicalPass
+from causalab_mini.schedule.batching import Entry
+from causalab_mini.schedule.physical import Part, PhysicalPass
 from causalab_mini.schedule.schedule import Pass, StepSchedule
 
 Prompts = Mapping[nodes.RowsKey, tuple[Prompt, ...]]
@@ -30,10 +33,12 @@ class WriteEvidence:
     Attributes:
         change: relative change of norm over the written tokens of each row, the largest over layers.
         n_left_over: tokens that `align` left as they were.
+        n_not_run: rows that were not run, since each would have been given what stands there.
     """
 
     change: dict[int, float] = field(default_factory=dict)
     n_left_over: int = 0
+    n_not_run: int = 0
 
 
 @dataclass(slots=True)
@@ -46,6 +51,7 @@ class Observed:
         patterns: heads and keys of the reads whose features are keys.
         writes: by `write_key`.
         unwritten: by read name, rows of its model that an operand without value left as they were.
+        features: by read name, the features that have a value, where the schedule left others out.
     """
 
     rows: tuple[int, ...]
@@ -53,6 +59,11 @@ class Observed:
     patterns: dict[str, Pattern] = field(default_factory=dict)
     writes: dict[str, WriteEvidence] = field(default_factory=dict)
     unwritten: dict[str, Collection[int]] = field(default_factory=dict)
+    features: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def compared(self, name: str, value: Tensor) -> Tensor:
+        """Returns the features of a read's values that have one, (…, feature)."""
+        return value if name not in self.features else value[..., torch.tensor(self.features[name], device=value.device)]
 
 
 def observe(
@@ -62,9 +73,8 @@ def observe(
     prompts: Prompts,
     outputs: OutputTensors,
     rows: Sequence[int],
-    batch_size: int | None,
 ) -> Observed:
-    """Returns what an intervention's passes find on some rows of its step.
+    """Returns what an intervention's own passes find on some rows of its step, run as one batch without any rewrite.
 
     Args:
         engine: the checkpoint.
@@ -73,14 +83,18 @@ def observe(
         prompts: of the request.
         outputs: of earlier steps.
         rows: of the step, ascending.
-        batch_size: rows a pass; None lets tokens and logits bound it.
     """
     observed = Observed(tuple(rows))
     for one in schedule.passes[intervention.name]:
-        plain = PhysicalPass("", one, "", 1, 0)
-        ran = run_pass(engine, plain, prompts, observed.values, outputs, rows, batch_size, None)
-        observed.values |= ran.values
-        note(observed, schedule, intervention, one, ran, engine)
+        lengths = tuple(prompt.n_tokens for prompt in prompts[one.forward.rows])
+        if one.forward.appended is not None:
+            lengths = tuple(n + len(answer) for n, answer in zip(lengths, one.forward.appended, strict=True))
+        physical = PhysicalPass((Part("", "", one, 1, tuple(rows)),), "", lengths)
+        ran = Ran(Kept(lengths))
+        for batch in physical.batches():
+            run_batch(engine, physical, batch, Given(prompts, observed.values, outputs, rows), ran)
+        observed.values |= {name: found.of(rows) for name, found in ran.values.items()}
+        note(observed, schedule, intervention, one, ran.writes.get("", {}), engine)
     return observed
 
 
@@ -89,78 +103,164 @@ class Ran:
     """What one pass left over all its batches.
 
     Attributes:
+        kept: for later passes.
         values: by read name.
-        writes: by write name.
-        streams: by batch and layer, what left the layers that it kept.
-        tails: by layer, what its blocks return beside the stream.
-        rows_a_batch: of its largest batch.
+        writes: by part and write name.
+        rows_a_batch: of each batch.
     """
 
-    values: dict[str, Value] = field(default_factory=dict)
-    writes: dict[str, WriteEvidence] = field(default_factory=dict)
-    streams: list[dict[int, Tensor]] = field(default_factory=list)
-    tails: dict[int, tuple[Any, ...] | None] = field(default_factory=dict)
-    rows_a_batch: int = 0
+    kept: Kept
+    values: dict[str, RowValues] = field(default_factory=dict)
+    writes: dict[str, dict[str, WriteEvidence]] = field(default_factory=dict)
+    rows_a_batch: list[int] = field(default_factory=list)
 
 
-def run_pass(
-    engine: Engine,
-    physical: PhysicalPass,
-    prompts: Prompts,
-    values: Mapping[str, Value],
-    outputs: OutputTensors,
-    rows: Sequence[int],
-    batch_size: int | None,
-    source: Ran | None,
-) -> Ran:
-    """Returns what a pass finds on some rows of its step.
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a pass is given.
+
+    Attributes:
+        prompts: of the request.
+        values: what earlier passes read, of the rows that run, by the names that operands have.
+        outputs: of earlier steps, by the names that operands have.
+        rows: of the step, that run, ascending.
+        resumed: what the pass left that kept the streams it resumes from.
+        prefix: what the pass left that kept the keys and values before its tokens.
+    """
+
+    prompts: Prompts
+    values: Mapping[str, Value]
+    outputs: OutputTensors
+    rows: Sequence[int]
+    resumed: Kept | None = None
+    prefix: Kept | None = None
+
+
+def run_batch(engine: Engine, physical: PhysicalPass, entries: Sequence[Entry], given: Given, ran: Ran) -> None:
+    """Runs one batch of a pass, and adds what it leaves to what others left.
 
     Args:
         engine: the checkpoint.
         physical: the pass, and what is left out of it.
-        prompts: of the request.
-        values: what earlier passes read, by the names that its operands have.
-        outputs: of earlier steps.
-        rows: of the step, ascending.
-        batch_size: rows a batch; None lets tokens and logits bound it.
-        source: the pass over the same rows that kept the stream it resumes from.
+        entries: rows of its parts, those of earlier parts first.
+        given: what it stands on.
+        ran: what its batches leave; untouched where the forward fails.
     """
-    one, ran = physical.one, Ran()
-    forward = one.forward
-    role_prompts = prompts[forward.rows]
-    extra = [0] * len(role_prompts) if forward.appended is None else [len(answer) for answer in forward.appended]
-    lengths = [role_prompts[row].n_tokens + extra[row] for row in rows]
-    parts: dict[str, list[Value]] = {read.name: [] for read in forward.reads}
-    for number, chosen in enumerate(split_rows(lengths, engine.facts.vocabulary, batch_size)):
-        batch = make_batch([rows[index] for index in chosen], role_prompts, forward.appended, pad_id(engine.tokenizer))
-        on_batch = PassOnBatch(one, batch, role_prompts, values, outputs, rows, engine.facts, physical.keeps, physical.is_narrow)
-        state = State((batch.input_ids.shape[0], batch.input_ids.shape[1]))
-        last = physical.n_skipped - 1
-        stream, tail = (None, None) if source is None else (source.streams[number][last], source.tails[last])
-        shortcut = on_batch.shortcut(physical.n_skipped, stream, tail, physical.stops_after is not None)
-        visits = on_batch.visits()
-        if shortcut.stops and visits and visits[-1].address.side in INTERIOR:
-            end = engine.facts.address("block_output", physical.stops_after)
-            assert end is not None
+    forward, facts = physical.forward, engine.facts
+    prompts = given.prompts[forward.rows]
+    cuts = _cuts(physical, entries, given)
+    rows = [entry.row for entry in entries]
+    batch = make_batch(rows, prompts, forward.appended, pad_id(engine.tokenizer), cuts, physical.until)
+    n_run = batch.input_ids.shape[1]
+    parts: list[tuple[Part, PassOnBatch]] = []
+    enters: list[Enter] = []
+    for number, part in enumerate(physical.parts):
+        own = [entry.row for entry in entries if entry.part == number]
+        if not own:
+            continue
+        offset = sum(len(on_batch.rows) for _, on_batch in parts)
+        parts.append((part, PassOnBatch(part.one, own, offset, n_run, prompts, given.values, given.outputs, given.rows, facts)))
+        stream, tail = None, None
+        if part.n_skipped and given.resumed is not None:
+            stream, tail = given.resumed.stream(part.n_skipped - 1, own, n_run), given.resumed.tails[part.n_skipped - 1]
+        enters.append(Enter(len(own), part.n_skipped, stream, tail))
+    columns = _narrow([on_batch for _, on_batch in parts], n_run) if physical.is_narrow else None
+    visits = visits_of([on_batch for _, on_batch in parts], physical.keeps, facts)
+    if physical.stops_after is not None:
+        end = facts.address("block_output", physical.stops_after)
+        assert end is not None
+        last = visits[-1].address if visits else None
+        if last != end and (last is None or physical.keeps_tokens or last.side in INTERIOR):
             visits = (*visits, Visit(end, ()))
-        engine.run(batch, visits, state, shortcut)
-        for read in forward.reads:
+    cache = _cache(physical, entries, cuts, given)
+    tokens = None if physical.vocabulary is None else torch.tensor(physical.vocabulary, dtype=torch.long)
+    shortcut = Shortcut(tuple(enters), cache, physical.stops_after is not None, columns, tokens, physical.is_direct)
+    state = State(n_run)
+    engine.run(batch, visits, state, shortcut)
+    found = []
+    for part, on_batch in parts:
+        for read in part.forward.reads:
             value = on_batch.value(read, state)
-            if read.view == "logits":
-                value = Value(engine.unembed(value.data), value.lengths)
-            parts[read.name].append(value)
-        ran.rows_a_batch = max(ran.rows_a_batch, len(batch.rows))
-        ran.streams.append({layer: state.streams[layer] for layer in physical.keeps})
-        ran.tails |= {layer: state.tails[layer] for layer in physical.keeps}
-        _note_writes(ran, forward, on_batch, state)
-    ran.values = {name: concatenate(found) for name, found in parts.items()}
-    return ran
+            found.append((read.name, tuple(on_batch.rows), value if read.view == "raw" else _as_logits(engine, value)))
+    for name, own_rows, value in found:
+        ran.values.setdefault(name, RowValues()).chunks.append((own_rows, value))
+    for part, on_batch in parts:
+        _note_writes(ran.writes.setdefault(part.name, {}), on_batch, state)
+    ran.rows_a_batch.append(len(rows))
+    ran.kept.tails |= state.tails
+    if physical.keeps or physical.keeps_tokens:
+        kept = (cache.kept if cache is not None else None) or {}
+        ran.kept.batches.append(
+            KeptBatch({row: index for index, row in enumerate(rows)}, dict(zip(rows, cuts, strict=True)), state.kept, kept)
+        )
 
 
-def note(observed: Observed, schedule: StepSchedule, intervention: nodes.Intervention, one: Pass, ran: Ran, engine: Engine) -> None:
-    """Adds to an intervention what a pass of its own left beside values: its writes' evidence and the axes of its patterns."""
+def _as_logits(engine: Engine, value: Value) -> Value:
+    return Value(engine.unembed(value.data), value.lengths)
+
+
+def _cuts(physical: PhysicalPass, entries: Sequence[Entry], given: Given) -> list[int]:
+    """Returns how many tokens of each row are not run: as many as leave all rows with the same number, where those before were kept."""
+    if given.prefix is None:
+        return [0] * len(entries)
+    n_run = max(entry.n_run for entry in entries)
+    cuts = [max(0, entry.length - n_run) for entry in entries]
+    if given.resumed is None:
+        return cuts
+    skips = [physical.parts[entry.part].n_skipped > 0 for entry in entries]
+    return [max(cut, given.resumed.cut(entry.row)) if skip else cut for cut, entry, skip in zip(cuts, entries, skips, strict=True)]
+
+
+def _cache(physical: PhysicalPass, entries: Sequence[Entry], cuts: Sequence[int], given: Given) -> PrefixCache | None:
+    """Returns what hands out the keys and values before the tokens of a batch, or keeps its own."""
+    prefix = given.prefix
+    if prefix is None or not any(cuts):
+        return PrefixCache(is_kept=True) if physical.keeps_tokens else None
+    only = next(iter(prefix.batches[0].index)) if physical.is_one_prefix else None
+    rows = [entry.row if only is None else only for entry in entries]
+    lengths = [entry.length for entry in entries]
+
+    def before(layer: int) -> KeysValues:
+        return prefix.keys_values(layer, rows, cuts, lengths)
+
+    return PrefixCache(max(cuts), before, physical.keeps_tokens)
+
+
+def _narrow(on_batch: Sequence[PassOnBatch], n_columns: int) -> Tensor:
+    """Returns the positions whose logits are read, (row, position), as many on every row, and tells the passes of them."""
+    found = [columns for one in on_batch for columns in one.head_columns()]
+    longest = max(1, *map(len, found))
+    padded = [columns + [n_columns - 1] * (longest - len(columns)) for columns in found]
+    for one in on_batch:
+        one.head = padded[one.offset : one.offset + len(one.rows)]
+    return torch.tensor(padded, dtype=torch.long)
+
+
+def note(
+    observed: Observed,
+    schedule: StepSchedule,
+    intervention: nodes.Intervention,
+    one: Pass,
+    writes: Mapping[str, WriteEvidence],
+    engine: Engine,
+    idle: Collection[int] = (),
+) -> None:
+    """Adds to an intervention what a pass of its own left beside values: its writes' evidence and the axes of its patterns.
+
+    Args:
+        observed: what the intervention found.
+        schedule: of its step.
+        intervention: whose.
+        one: the pass.
+        writes: what its writes did.
+        engine: the checkpoint.
+        idle: rows that were not run, since nothing would have changed there.
+    """
     for write in one.forward.writes:
-        observed.writes[write_key(intervention, one.forward, write)] = ran.writes[write.name]
+        evidence = writes.get(write.name, WriteEvidence())
+        not_run = [row for row in observed.rows if row in idle and row not in one.missing]
+        change = {**evidence.change, **dict.fromkeys(not_run, 0.0)}
+        observed.writes[write_key(intervention, one.forward, write)] = WriteEvidence(change, evidence.n_left_over, len(not_run))
     observed.patterns |= _patterns(one, schedule.step, engine)
     observed.unwritten |= {read.name: one.missing for read in one.forward.reads}
 
@@ -178,13 +278,13 @@ def write_key(intervention: nodes.Intervention, forward: nodes.Forward, write: n
     return f"{forward.model}/{write.name}{role}" + (" with answers" if forward.appended is not None else "")
 
 
-def _note_writes(ran: Ran, forward: nodes.Forward, on_batch: PassOnBatch, state: State) -> None:
-    for write in forward.writes:
-        evidence = ran.writes.setdefault(write.name, WriteEvidence())
+def _note_writes(writes: dict[str, WriteEvidence], on_batch: PassOnBatch, state: State) -> None:
+    for write in on_batch.one.forward.writes:
+        evidence = writes.setdefault(write.name, WriteEvidence())
         landing = on_batch.landings[write.name]
         evidence.n_left_over += landing.n_left_over
         for (name, _), change in state.changes.items():
-            if name != write.name:
+            if name != on_batch.label(write.name):
                 continue
             for (row, _), moved in zip(landing.places, change.tolist(), strict=True):
                 evidence.change[row] = max(evidence.change.get(row, 0.0), moved)

@@ -130,7 +130,7 @@ def _values(engine: Engine, batch: Batch, addresses: dict[str, Address], layer: 
     stops: dict[Address, list[KeepTask]] = {}
     for name in names:
         stops.setdefault(addresses[name], []).append(KeepTask(numbers[name]))
-    state = State((batch.input_ids.shape[0], batch.input_ids.shape[1]))
+    state = State(batch.input_ids.shape[1])
     engine.run(batch, tuple(Visit(address, tuple(tasks)) for address, tasks in stops.items()), state)
     return {name: state.streams[numbers[name]] for name in names}
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from causalab_mini.engine.batches import OutputTensors
+from causalab_mini.engine.batches import Made
 from causalab_mini.engine.contract import Engine
-from causalab_mini.engine.observe import Observed, Prompts, Ran, note, run_pass
-from causalab_mini.ops.windows import Value
+from causalab_mini.engine.kept import Kept, RowValues
+from causalab_mini.engine.observe import Given, Observed, Prompts, Ran, WriteEvidence, note, run_batch
+from causalab_mini.engine.sizes import Sizes
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.identity import Use
-from causalab_mini.schedule.physical import Physical
+from causalab_mini.schedule.physical import Physical, PhysicalPass, givers, is_at_head
 from causalab_mini.schedule.schedule import StepSchedule
 
 
@@ -22,69 +23,115 @@ class Store:
         engine: the checkpoint.
         physical: what is run.
         prompts: of the request.
-        batch_size: rows a batch; None lets tokens and logits bound it.
+        sizes: how many rows a batch may have.
         on_pass: called after every pass.
     """
 
-    def __init__(self, engine: Engine, physical: Physical, prompts: Prompts, batch_size: int | None, on_pass: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        physical: Physical,
+        prompts: Prompts,
+        sizes: Sizes,
+        on_pass: Callable[[PhysicalPass], None] = lambda one: None,
+    ) -> None:
         self.engine = engine
         self.physical = physical
         self.prompts = prompts
-        self.batch_size = batch_size
+        self.sizes = sizes
         self.on_pass = on_pass
-        self.ran: dict[str, Ran] = {}
-        self.rows_a_batch = 0
-        self.values: dict[str, Value] = {}
+        self.has_run: set[str] = set()
+        self.kept: dict[str, Kept] = {}
+        self.values: dict[str, RowValues] = {}
+        self.writes: dict[str, Mapping[str, WriteEvidence]] = {}
+        self.made: dict[str, Made] = {}
+        self.by_read = givers(physical.passes)
+        self.homes = {part.name: name for name, one in physical.passes.items() for part in one.parts}
+        self.features = {
+            read.name: one.vocabulary
+            for one in physical.passes.values()
+            if one.vocabulary is not None
+            for part in one.parts
+            for read in part.forward.reads
+            if is_at_head(read)
+        }
         self.n_left: Counter[str] = Counter()
         self.n_resuming: Counter[str] = Counter()
         for _, values in physical.uses.values():
             self.n_left.update(values.values())
         for one in physical.passes.values():
-            self.n_left.update(_operands(one.forward))
-            if one.resumes is not None:
-                self.n_resuming[one.resumes] += 1
+            for part in one.parts:
+                self.n_left.update(part.operands)
+            self.n_resuming.update(_sources(one))
 
-    def observe(
-        self, point: str, schedule: StepSchedule, intervention: nodes.Intervention, outputs: OutputTensors, rows: Sequence[int]
-    ) -> Observed:
+    def observe(self, point: str, schedule: StepSchedule, intervention: nodes.Intervention, rows: Sequence[int]) -> Observed:
         """Returns what an intervention's passes find; passes that have run for another are not run again."""
         observed = Observed(tuple(rows))
         for index, one in enumerate(schedule.passes[intervention.name]):
-            name, values = self.physical.uses[Use(point, schedule.step.name, intervention.name, index)]
-            ran = self.pass_of(name, outputs, rows)
-            observed.values |= {read: self.values[key] for read, key in values.items()}
-            note(observed, schedule, intervention, one, ran, self.engine)
-            self.free(list(values.values()))
+            part, values = self.physical.uses[Use(point, schedule.step.name, intervention.name, index)]
+            if part in self.homes:
+                self.run(self.homes[part], rows)
+            for key in values.values():
+                self.run_givers(key, rows)
+            observed.values |= {read: self.values[key].of(rows) for read, key in values.items()}
+            observed.features |= {read: self.features[key] for read, key in values.items() if key in self.features}
+            note(observed, schedule, intervention, one, self.writes.get(part, {}), self.engine, self.physical.idle.get(part, ()))
+            self.free(values.values())
         return observed
 
-    def pass_of(self, name: str, outputs: OutputTensors, rows: Sequence[int]) -> Ran:
-        """Returns what a pass left, and runs it if it has not run yet."""
-        if name in self.ran:
-            return self.ran[name]
-        one = self.physical.passes[name]
-        source = None if one.resumes is None else self.pass_of(one.resumes, outputs, rows)
-        ran = run_pass(self.engine, one, self.prompts, self.values, outputs, rows, self.batch_size, source)
-        self.on_pass()
-        self.ran[name] = ran
-        self.rows_a_batch = max(self.rows_a_batch, ran.rows_a_batch)
-        self.values |= {key: value for key, value in ran.values.items() if self.n_left[key] > 0}
-        ran.values = {}
-        self.free(_operands(one.forward))
-        if one.resumes is not None and source is not None:
-            self.n_resuming[one.resumes] -= 1
-            if self.n_resuming[one.resumes] == 0:
-                source.streams = []
-        return ran
+    def make(self, point: str, step: str, outputs: Mapping[str, Made]) -> None:
+        """Notes the outputs of a step, by what they are."""
+        self.made |= {self.physical.made[point, step, name]: made for name, made in outputs.items()}
 
-    def free(self, keys: Sequence[str]) -> None:
+    def run_givers(self, read: str, rows: Sequence[int]) -> None:
+        """Runs the passes that give a read."""
+        for name in self.by_read[read]:
+            self.run(name, rows)
+
+    def run(self, name: str, rows: Sequence[int]) -> None:
+        """Runs a pass, after those that it needs, if it has not run yet."""
+        if name in self.has_run:
+            return
+        one = self.physical.passes[name]
+        for source in _sources(one):
+            self.run(source, rows)
+        operands = [read for part in one.parts for read in part.operands]
+        for read in operands:
+            self.run_givers(read, rows)
+        given = Given(
+            self.prompts,
+            {read: self.values[read].of(rows) for read in operands},
+            self.made,
+            rows,
+            None if one.resumes is None else self.kept[one.resumes],
+            None if one.prefix is None else self.kept[one.prefix],
+        )
+        ran = Ran(Kept([one.length(row) for row in range(len(one.lengths))]))
+        in_pass = None if one.until is not None else rows
+        for batch in self.sizes.batches(one, in_pass):
+            self.sizes.run(one, batch, lambda entries: run_batch(self.engine, one, entries, given, ran))
+        self.has_run.add(name)
+        self.on_pass(one)
+        self.writes |= ran.writes
+        if self.n_resuming[name]:
+            self.kept[name] = ran.kept
+        for read, found in ran.values.items():
+            if self.n_left[read] > 0 or not self.physical.frees_early:
+                self.values.setdefault(read, RowValues()).chunks += found.chunks
+        self.free(operands)
+        for source in _sources(one):
+            self.n_resuming[source] -= 1
+            if self.n_resuming[source] == 0 and self.physical.frees_early:
+                del self.kept[source]
+
+    def free(self, keys: Iterable[str]) -> None:
         """Lets go of values whose last use this was."""
         for key in keys:
             self.n_left[key] -= 1
-            if self.n_left[key] <= 0:
+            if self.n_left[key] <= 0 and self.physical.frees_early:
                 self.values.pop(key, None)
 
 
-def _operands(forward: nodes.Forward) -> list[str]:
-    own = {read.name for read in forward.reads}
-    found = [write.operand.read for write in forward.writes if isinstance(write.operand, nodes.FromRead)]
-    return [read for read in found if read not in own]
+def _sources(one: PhysicalPass) -> list[str]:
+    """Returns the passes whose streams, keys or values a pass is given."""
+    return list(dict.fromkeys(name for name in (one.resumes, one.prefix) if name is not None))

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from causalab_mini.engine.contract import KeepTask, ReadTask, Shortcut, State, Visit, WriteTask
+from causalab_mini.engine.contract import KeepTask, ReadTask, State, Visit, WriteTask
 from causalab_mini.errors import Problem, RunError
-from causalab_mini.model.families import Address, Family
 from causalab_mini.ops.windows import PatternIndex, gather, renormalized, scatter
 
 
@@ -27,17 +26,17 @@ def visit(activation: Tensor, stop: Visit, state: State) -> Tensor | None:
     """
     shaped = activation
     if stop.address.is_flat:
-        shaped = activation.reshape(*state.shape, -1)
+        shaped = activation.reshape(-1, state.n_tokens, activation.shape[-1])
     elif activation.dim() == 2:
         shaped = activation[..., None]
     arrived = current = shaped
     for task in stop.tasks:
         match task:
             case KeepTask():
-                state.streams[task.stream] = current.clone()
+                (state.kept if task.is_for_later else state.streams)[task.stream] = current.clone()
             case ReadTask():
                 found = gather(current, task.index)
-                state.reads[task.name, task.entry] = (
+                state.reads[task.label, task.entry] = (
                     found if task.stream is None else found + gather(state.streams[task.stream], task.index)
                 )
             case WriteTask() if len(task.index):
@@ -57,7 +56,7 @@ def _written(current: Tensor, arrived: Tensor, task: WriteTask, state: State) ->
         assert isinstance(task.index, PatternIndex)
         changed = _with_edges_cut(changed, task.index, task)
     landed = gather(changed, task.index) if stream is None else gather(changed, task.index) + stream
-    state.changes[task.name, task.layer] = _moved(before, landed, isinstance(task.index, PatternIndex))
+    state.changes[task.label, task.layer] = _moved(before, landed, isinstance(task.index, PatternIndex))
     return changed
 
 
@@ -109,17 +108,5 @@ def narrowed(hidden: Tensor, columns: Tensor) -> Tensor:
 def note_tails(container: Any, stop: Visit, state: State) -> None:
     """Notes what a block returns beside a stream that is kept for later passes."""
     for task in stop.tasks:
-        if isinstance(task, KeepTask) and stop.address.side == "output":
+        if isinstance(task, KeepTask) and task.is_for_later:
             state.tails[task.stream] = container[1:] if isinstance(container, tuple) else None
-
-
-def resumed(visits: tuple[Visit, ...], state: State, shortcut: Shortcut, family: Family) -> tuple[Tensor, tuple[Visit, ...]]:
-    """Returns the stream above the skipped layers, with the stop at its own address made, and the stops that are left."""
-    stream = shortcut.stream
-    assert stream is not None
-    last = Address(family.module("block_output").format(layer=shortcut.n_skipped - 1), "output")
-    for stop in visits:
-        if stop.address == last:
-            changed = visit(stream, stop, state)
-            stream = stream if changed is None else changed
-    return stream, tuple(stop for stop in visits if stop.address != last)

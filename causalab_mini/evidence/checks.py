@@ -45,7 +45,11 @@ def check_rows(step: str, differences: Mapping[int, float], dtype: str, n_rows: 
 
 
 def check_writes(
-    step: str, changes: Mapping[str, Mapping[int, float]], expected: Mapping[str, Sequence[int]], left_over: Mapping[str, int]
+    step: str,
+    changes: Mapping[str, Mapping[int, float]],
+    expected: Mapping[str, Sequence[int]],
+    left_over: Mapping[str, int],
+    not_run: Mapping[str, int],
 ) -> Check:
     """Judges what writes did.
 
@@ -54,6 +58,7 @@ def check_writes(
         changes: by write, the relative change of norm of each row on which it fired.
         expected: by write, the rows on which it should.
         left_over: by write, tokens that `align` left as they were.
+        not_run: by write, rows that were not run, since each would have been given the value that stands there.
     """
     if not expected:
         return Check("writes", "skipped", f"{step}: nothing is written")
@@ -67,6 +72,7 @@ def check_writes(
                 "n_rows": len(rows),
                 "n_fired": len(changes.get(name, {})),
                 "n_unchanged": idle.get(name, 0),
+                "n_not_run": not_run.get(name, 0),
                 "median_change": _median(list(changes.get(name, {}).values())),
                 "n_tokens_left_over": left_over.get(name, 0),
             }
@@ -76,7 +82,11 @@ def check_writes(
     if silent:
         name, rows = next(iter(silent.items()))
         return Check("writes", "failed", f"{step}: `{name}` did not fire on rows {rows[:10]}", data)
-    said = [f"`{name}` changed nothing on {n} of {len(expected[name])} rows" for name, n in idle.items()]
+    said = [
+        f"`{name}` changed nothing on {n} of {len(expected[name])} rows"
+        + (f" ({not_run[name]} of them not run: its operand is the row's own value)" if not_run.get(name) else "")
+        for name, n in idle.items()
+    ]
     said += [f"`{name}` left {n} tokens as they were (align)" for name, n in left_over.items() if n]
     moved = f"{len(expected)} write{'s' if len(expected) != 1 else ''} fired on every row"
     return Check("writes", "passed", f"{step}: {moved}" + (f"; {'; '.join(said)}" if said else ""), data)

@@ -29,6 +29,7 @@ class ModelFacts:
         max_positions: the longest row that learned positions allow; None where positions are not learned.
         n_experts: of a layer; 0 where there are none.
         softcap: the bound of the final soft-capping, None without.
+        sliding_window: how many tokens back some layers see; None where all see all.
         family: where the components stand.
     """
 
@@ -47,6 +48,7 @@ class ModelFacts:
     max_positions: int | None
     n_experts: int
     softcap: float | None
+    sliding_window: int | None
     family: Family
 
     def place(self, component: str, layer: int | None) -> Place:
@@ -115,6 +117,7 @@ def facts_from_config(config: Any, key: str, revision: str | None, dtype: str, a
         max_positions=_first(config, "n_positions", "max_position_embeddings") if model_type in LEARNED_POSITIONS else None,
         n_experts=_first(config, "num_local_experts", "num_experts"),
         softcap=getattr(config, "final_logit_softcapping", None),
+        sliding_window=_sliding_window(config),
         family=family,
     )
 
@@ -122,6 +125,14 @@ def facts_from_config(config: Any, key: str, revision: str | None, dtype: str, a
 def _first(config: Any, *names: str) -> int:
     """Returns the first of some counts that a config has, 0 without."""
     return next((int(value) for name in names if (value := getattr(config, name, None))), 0)
+
+
+def _sliding_window(config: Any) -> int | None:
+    """Returns the window of a config whose layers have one: some configs carry a width that no layer uses."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    is_used = getattr(config, "use_sliding_window", True) if kinds is None else "sliding_attention" in kinds
+    return int(window) if window and is_used else None
 
 
 def _n_kv_heads(config: Any, n_heads: int) -> int:

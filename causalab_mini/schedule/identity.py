@@ -10,6 +10,9 @@ from typing import Any
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.schedule import Pass, Schedule
 
+OF_SOME_TOKENS = ("logit_diff", "token_logit", "class_match")
+"""Metrics that look at the logits of the tokens they name alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Use:
@@ -29,7 +32,7 @@ class Identity:
         key: equal for passes that give the same numbers at every place.
         scope: empty, or the step whose rows are known only when it runs.
         values: what each of its reads is, by read name.
-        operands: what each of its writes' operands is, by write name, for those that are reads.
+        operands: what each of its writes' operands is, by write name, for those that are reads of other passes or outputs.
     """
 
     key: str
@@ -39,30 +42,60 @@ class Identity:
 
 
 @dataclass(slots=True)
-class _Known:
-    """What is known while a point is walked in order."""
+class Identities:
+    """What everything in a point is.
 
+    Attributes:
+        passes: in the order in which the plan runs them.
+        outputs: by name.
+        reads: by step, intervention and name.
+        wanted: reads that a metric or an output is made of, with the features that are looked at; None for all.
+    """
+
+    passes: dict[Use, Identity] = field(default_factory=dict)
     outputs: dict[str, str] = field(default_factory=dict)
     reads: dict[tuple[str, str, str], str] = field(default_factory=dict)
+    wanted: dict[str, frozenset[int] | None] = field(default_factory=dict)
+
+    def want(self, read: str, features: frozenset[int] | None) -> None:
+        """Notes that features of a read are looked at."""
+        before = self.wanted.get(read, frozenset())
+        self.wanted[read] = None if before is None or features is None else before | features
 
 
-def identities(schedule: Schedule) -> dict[Use, Identity]:
-    """Returns what every pass of a point is, in the order in which the plan runs them."""
-    known, found = _Known(), {}
+def identities(schedule: Schedule) -> Identities:
+    """Returns what every pass, read and output of a point is."""
+    known = Identities()
     for step_schedule in schedule.steps:
         step = step_schedule.step
         scope = "" if step.where is None else f"{schedule.point.label}/{step.name}"
         for intervention in step.interventions:
             for index, one in enumerate(step_schedule.passes[intervention.name]):
                 identity = _identity(one, scope, known, step, intervention)
-                found[Use(schedule.point.label, step.name, intervention.name, index)] = identity
+                known.passes[Use(schedule.point.label, step.name, intervention.name, index)] = identity
                 known.reads |= {(step.name, intervention.name, name): key for name, key in identity.values.items()}
+            for metric in intervention.metrics:
+                for read in metric.reads.values():
+                    known.want(known.reads[step.name, intervention.name, read], _features(metric))
         for output in step.outputs:
             known.outputs[output.name] = _output(output, known, step)
-    return found
+            if isinstance(output, nodes.Output):
+                known.want(known.reads[step.name, output.intervention, output.read], None)
+    return known
 
 
-def _identity(one: Pass, scope: str, known: _Known, step: nodes.Observe, intervention: nodes.Intervention) -> Identity:
+def _features(metric: nodes.Metric) -> frozenset[int] | None:
+    """Returns the tokens whose logits alone a metric looks at; None for all."""
+    inner = metric.inner or metric
+    if inner.kind not in OF_SOME_TOKENS:
+        return None
+    found: set[int] = set()
+    for cell in (cell for cells in {**metric.tokens, **inner.tokens}.values() for cell in cells):
+        found |= {cell} if isinstance(cell, int) else set(cell) if isinstance(cell, tuple | list) else set()
+    return frozenset(found)
+
+
+def _identity(one: Pass, scope: str, known: Identities, step: nodes.Observe, intervention: nodes.Intervention) -> Identity:
     own = {read.name for read in one.forward.reads}
     operands: dict[str, str] = {}
     writes = []
@@ -76,7 +109,8 @@ def _identity(one: Pass, scope: str, known: _Known, step: nodes.Observe, interve
                 operands[write.name] = known.reads[step.name, intervention.name, read]
                 operand = (operands[write.name], write.operand.derangement)
         elif isinstance(write.operand, nodes.FromOutput):
-            operand = (known.outputs[write.operand.output], write.operand.groups)
+            operands[write.name] = known.outputs[write.operand.output]
+            operand = (operands[write.name], write.operand.groups)
         writes.append((write.name, _place(one, write), write.mechanism, write.params, write.align, write.order, operand))
     key = hashed("pass", scope, one.forward.rows, one.forward.appended, sorted(one.missing.items()) if writes else (), writes)
     values = {read.name: hashed("read", key, _place(one, read), read.view) for read in one.forward.reads}
@@ -88,7 +122,7 @@ def _place(one: Pass, place: nodes.Read | nodes.Write) -> Any:
     return (place.site, windows, one.keys.get(place.name), getattr(place, "view", ""))
 
 
-def _output(output: nodes.Output | nodes.Difference, known: _Known, step: nodes.Observe) -> str:
+def _output(output: nodes.Output | nodes.Difference, known: Identities, step: nodes.Observe) -> str:
     if isinstance(output, nodes.Difference):
         return hashed("difference", known.outputs[output.minuend], known.outputs[output.subtrahend], output.is_unit)
     read = known.reads[step.name, output.intervention, output.read]

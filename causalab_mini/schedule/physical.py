@@ -1,73 +1,200 @@
-"""The physical schedule: the passes that are run, what each leaves out, and what that saved. Immutable, and prints itself.
+"""The physical schedule: the forwards that are run, what each leaves out, and what that saved. Immutable.
 
 It begins as the plan's own passes, one for one; each rewrite turns it into one that gives the same numbers with less.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from weakref import WeakKeyDictionary
 
+from causalab_mini.data.prompts import Prompt
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.plan import plan as nodes
+from causalab_mini.schedule.batching import Entry, split
 from causalab_mini.schedule.identity import Identity, Use, identities
 from causalab_mini.schedule.schedule import Pass, Schedule
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PhysicalPass:
-    """One forward that is run.
+class Part:
+    """Some rows of one pass of the plan, in a forward.
 
     Attributes:
-        key: what it is; passes of one key give the same numbers at every place.
-        one: its places; reads are named by what they are, so that nothing here depends on a point's names.
-        scope: empty, or the step whose rows are known only when it runs.
+        name: its own, and that of no other.
+        key: what it is; parts of one key give the same numbers at every place.
+        one: its places; reads and outputs are named by what they are, so that nothing here depends on a point's names.
         n_uses: how many passes of the plan it stands for; 0 for one that a rewrite added.
-        n_tokens: of all its rows, without padding.
-        keeps: layers whose leaving stream is kept for later passes.
+        rows: of the step, that are run: all, where no rewrite took some out.
         n_skipped: layers from the bottom that are not run.
-        resumes: the pass that kept the stream above them.
-        stops_after: the last layer that is run; None where the forward goes to its end.
-        is_narrow: whether logits are computed at the positions alone that are read.
+        first: by row of the step, the first token that has to be run, counted from the tokenizer's own; None for the first of all.
     """
 
+    name: str
     key: str
     one: Pass
-    scope: str
     n_uses: int
-    n_tokens: int
-    keeps: tuple[int, ...] = ()
+    rows: tuple[int, ...]
     n_skipped: int = 0
-    resumes: str | None = None
-    stops_after: int | None = None
-    is_narrow: bool = False
+    first: tuple[int, ...] | None = None
 
     @property
     def forward(self) -> nodes.Forward:
         """Its places in forward order."""
         return self.one.forward
 
-    def n_layers(self, facts: ModelFacts) -> int:
-        """Returns how many layers are run."""
-        top = facts.n_layers if self.stops_after is None else self.stops_after + 1
-        return max(0, top - self.n_skipped)
+    @property
+    def operands(self) -> list[str]:
+        """The reads of other passes that its writes take, once each write."""
+        own = {read.name for read in self.forward.reads}
+        found = [write.operand.read for write in self.forward.writes if isinstance(write.operand, nodes.FromRead)]
+        return [read for read in found if read not in own]
 
-    def n_head_positions(self, facts: ModelFacts) -> int:
+    @property
+    def made(self) -> list[str]:
+        """The outputs of earlier steps that its writes take."""
+        return [write.operand.output for write in self.forward.writes if isinstance(write.operand, nodes.FromOutput)]
+
+    def tokens(self, row: int) -> list[int]:
+        """Returns the tokens of a row that are read or written, counted from the first content token."""
+        return [token for place in self.forward.places for token in self.one.windows[place.name][row].tokens]
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class PhysicalPass:
+    """One forward that is run, over the rows of its parts.
+
+    Attributes:
+        parts: those that skip fewest layers first; where they skip more, their rows join the others there.
+        scope: empty, or the step whose rows are known only when it runs.
+        lengths: tokens of each row of the step.
+        resumes: the pass that kept the streams above the layers that are skipped.
+        prefix: the pass that kept the keys and values of the tokens that are not run.
+        is_one_prefix: whether that pass has one row, which stands for the beginning of every row of this one.
+        keeps: layers whose leaving stream is kept for later passes.
+        keeps_tokens: whether the keys and values of every layer are kept for later passes.
+        until: how many tokens of a row are run; None for all.
+        stops_after: the last layer that is run; None where the forward goes to its end.
+        is_narrow: whether logits are computed at the positions alone that are read.
+        vocabulary: the tokens whose logits are computed; None for all.
+        is_bucketed: whether rows of like length are run together.
+        is_direct: whether hooks carry it out instead of a trace, which would cost more than the forward.
+    """
+
+    parts: tuple[Part, ...]
+    scope: str
+    lengths: tuple[int, ...]
+    resumes: str | None = None
+    prefix: str | None = None
+    is_one_prefix: bool = False
+    keeps: tuple[int, ...] = ()
+    keeps_tokens: bool = False
+    until: int | None = None
+    stops_after: int | None = None
+    is_narrow: bool = False
+    vocabulary: tuple[int, ...] | None = None
+    is_bucketed: bool = False
+    is_direct: bool = False
+
+    @property
+    def part(self) -> Part:
+        """Its only part.
+
+        Raises:
+            ValueError: it has several.
+        """
+        (part,) = self.parts
+        return part
+
+    @property
+    def forward(self) -> nodes.Forward:
+        """The forward of its first part."""
+        return self.parts[0].forward
+
+    @property
+    def places(self) -> list[nodes.Read | nodes.Write]:
+        """All that is read and written."""
+        return [place for part in self.parts for place in part.forward.places]
+
+    @property
+    def has_writes(self) -> bool:
+        """Whether it is another run than the model's own."""
+        return any(part.forward.writes for part in self.parts)
+
+    @property
+    def rows_key(self) -> tuple[str, nodes.RowsKey, object]:
+        """What its rows are: passes of one key run over the same tokens."""
+        return self.scope, self.forward.rows, self.forward.appended
+
+    def length(self, row: int) -> int:
+        """Returns how many tokens of a row there are for this pass."""
+        return self.lengths[row] if self.until is None else min(self.until, self.lengths[row])
+
+    def entries(self, rows: Sequence[int] | None = None) -> list[Entry]:
+        """Returns the rows of its parts, of some rows of the step or all."""
+        chosen = None if rows is None else set(rows)
+        return [
+            Entry(number, row, self.length(row), 0 if part.first is None else part.first[row])
+            for number, part in enumerate(self.parts)
+            for row in part.rows
+            if chosen is None or row in chosen
+        ]
+
+    def batches(self, rows: Sequence[int] | None = None, limit: int | None = None) -> list[list[Entry]]:
+        """Returns its rows as batches.
+
+        Args:
+            rows: of the step; None for all.
+            limit: rows a batch.
+        """
+        if rows is not None or limit is not None:
+            return split(self.entries(rows), self.is_bucketed, limit)
+        if self not in _batches:
+            _batches[self] = split(self.entries(), self.is_bucketed, None)
+        return _batches[self]
+
+    def reach(self, facts: ModelFacts) -> int:
+        """Returns how many layers stand below its last place and the last stream that it keeps."""
+        if any(place.site.rank[0] == 2 for place in self.places):
+            return facts.n_layers
+        return max((layer + 1 for layer in [*self.keeps, *(layer for place in self.places for layer in place.site.layers)]), default=0)
+
+    def top(self, facts: ModelFacts) -> int:
+        """Returns the layer above the last one that is run."""
+        return facts.n_layers if self.stops_after is None else self.stops_after + 1
+
+    def layer_tokens(self, facts: ModelFacts) -> int:
+        """Returns layers times tokens, padding counted."""
+        total = 0
+        for batch in self.batches():
+            n = max(entry.n_run for entry in batch)
+            total += n * sum(max(0, self.top(facts) - self.parts[entry.part].n_skipped) for entry in batch)
+        return total
+
+    def n_tokens(self) -> int:
+        """Returns how many tokens enter at some layer, padding counted."""
+        return sum(max(entry.n_run for entry in batch) * len(batch) for batch in self.batches())
+
+    def n_head_positions(self) -> int:
         """Returns how many positions logits are computed at."""
         if self.stops_after is not None:
             return 0
         if not self.is_narrow:
-            return self.n_tokens
+            return self.n_tokens()
         return sum(
-            len({token for read in self.forward.reads if is_at_head(read) for token in self.one.windows[read.name][row].tokens})
-            for row in range(self.forward.n_rows)
+            len(batch) * max((len(head_tokens(self.parts[entry.part], entry.row)) for entry in batch), default=0)
+            for batch in self.batches()
         )
+
+
+_batches: WeakKeyDictionary[PhysicalPass, list[list[Entry]]] = WeakKeyDictionary()
+"""The batches of whole passes, which every rewrite asks for again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a schedule costs: passes, layer·tokens, and positions whose logits are computed; padding is not counted."""
+    """What a schedule costs, padding counted: passes, layers times tokens, and positions whose logits are computed."""
 
     passes: int
     layer_tokens: int
@@ -76,46 +203,60 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """What one rewrite did, or why it did nothing."""
+    """What one rewrite did, and what it left alone and why."""
 
     rewrite: str
     before: Cost
     after: Cost
+    peak_before: int
+    peak_after: int
     note: str = ""
+
+
+Uses = Mapping[Use, tuple[str, Mapping[str, str]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Physical:
-    """The passes of all points, in the order in which they are first needed.
+    """The passes of all points, in an order in which they can run.
 
     Attributes:
-        passes: by key, or by use where nothing is shared yet.
-        uses: for every pass of the plan, which pass stands for it, and what its reads are.
+        passes: by name.
+        uses: for every pass of the plan, the part that stands for it, and what its reads are.
         facts: of the checkpoint.
+        prompts: of the request.
+        wanted: reads that a metric or an output is made of, with the features that are looked at; None for all.
+        made: for every output, by point, step and name, what it is.
+        idle: by part, rows that are not run, since what would be written there is what stands there.
+        frees_early: whether values are let go of after their last use.
         savings: what each rewrite did.
     """
 
     passes: Mapping[str, PhysicalPass]
-    uses: Mapping[Use, tuple[str, Mapping[str, str]]]
+    uses: Uses
     facts: ModelFacts
+    prompts: Mapping[nodes.RowsKey, tuple[Prompt, ...]]
+    wanted: Mapping[str, frozenset[int] | None] = field(default_factory=dict)
+    made: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
+    idle: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    frees_early: bool = False
     savings: tuple[Saving, ...] = ()
 
     @property
     def cost(self) -> Cost:
         """What it costs."""
         passes = self.passes.values()
-        return Cost(
-            len(self.passes),
-            sum(one.n_tokens * one.n_layers(self.facts) for one in passes),
-            sum(one.n_head_positions(self.facts) for one in passes),
-        )
+        return Cost(len(self.passes), sum(one.layer_tokens(self.facts) for one in passes), sum(one.n_head_positions() for one in passes))
 
-    def rewritten(
-        self, name: str, passes: Mapping[str, PhysicalPass], uses: Mapping[Use, tuple[str, Mapping[str, str]]] | None = None, note: str = ""
-    ) -> Physical:
-        """Returns the schedule after a rewrite, with what that saved noted."""
-        after = replace(self, passes=dict(passes), uses=self.uses if uses is None else uses)
-        return replace(after, savings=(*self.savings, Saving(name, self.cost, after.cost, note)))
+    def rewritten(self, name: str, notes: Iterable[str] = (), **changes: object) -> Physical:
+        """Returns the schedule after a rewrite, its passes in an order in which they can run, with what that saved noted."""
+        from causalab_mini.schedule.memory import peak_bytes
+
+        after: Physical = replace(self, **changes)  # type: ignore[arg-type]
+        after = replace(after, passes=in_order(after))
+        note = "; ".join(dict.fromkeys(notes))
+        saving = Saving(name, self.cost, after.cost, peak_bytes(self), peak_bytes(after), note)
+        return replace(after, savings=(*self.savings, saving))
 
 
 Rewrite = Callable[[Physical], Physical]
@@ -126,23 +267,73 @@ def is_at_head(place: nodes.Read | nodes.Write) -> bool:
     return place.site.component in ("lm_head", "logits")
 
 
+def head_tokens(part: Part, row: int) -> set[int]:
+    """Returns the content tokens of a row whose logits are read."""
+    return {token for read in part.forward.reads if is_at_head(read) for token in part.one.windows[read.name][row].tokens}
+
+
+def givers(passes: Mapping[str, PhysicalPass]) -> dict[str, list[str]]:
+    """Returns which passes give a read's values, by what the read is; each of some rows that none before it gives."""
+    found: dict[str, list[str]] = {}
+    given: dict[str, set[int]] = {}
+    for name, one in passes.items():
+        for part in one.parts:
+            for read in part.forward.reads:
+                windows, there = part.one.windows[read.name], given.setdefault(read.name, set())
+                rows = {row for row in part.rows if windows[row].tokens} - there
+                if rows or read.name not in found:
+                    found.setdefault(read.name, []).append(name)
+                    there |= rows
+    return {read: list(dict.fromkeys(names)) for read, names in found.items()}
+
+
+def needs(one: PhysicalPass, by_read: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns the passes that must have run before one can."""
+    before = [name for name in (one.resumes, one.prefix) if name is not None]
+    return list(dict.fromkeys(before + [name for part in one.parts for read in part.operands for name in by_read.get(read, ())]))
+
+
+def in_order(physical: Physical) -> dict[str, PhysicalPass]:
+    """Returns the passes, each after those that it needs, else as they were."""
+    by_read, ordered = givers(physical.passes), dict[str, PhysicalPass]()
+
+    def add(name: str) -> None:
+        if name not in ordered:
+            for other in needs(physical.passes[name], by_read):
+                if other != name:
+                    add(other)
+            ordered.setdefault(name, physical.passes[name])
+
+    for name in physical.passes:
+        add(name)
+    return ordered
+
+
 def plain_schedule(request: nodes.Request, schedules: Sequence[Schedule]) -> Physical:
     """Returns the plan's own passes as a physical schedule, one for one."""
     passes: dict[str, PhysicalPass] = {}
     uses: dict[Use, tuple[str, Mapping[str, str]]] = {}
+    wanted: dict[str, frozenset[int] | None] = {}
+    made: dict[tuple[str, str, str], str] = {}
     for schedule in schedules:
         found = identities(schedule)
         by_step = {step.step.name: step for step in schedule.steps}
-        for use, identity in found.items():
+        for use, identity in found.passes.items():
             one = by_step[use.step].passes[use.intervention][use.index]
             name = f"{identity.key}/{len(passes)}"
-            passes[name] = PhysicalPass(identity.key, _renamed(one, identity), identity.scope, 1, _n_tokens(request, one.forward))
+            part = Part(name, identity.key, _renamed(one, identity), 1, tuple(range(one.forward.n_rows)))
+            passes[name] = PhysicalPass((part,), identity.scope, _lengths(request, one.forward))
             uses[use] = (name, identity.values)
-    return Physical(passes, uses, request.facts)
+        for read, features in found.wanted.items():
+            before = wanted.get(read, frozenset())
+            wanted[read] = None if before is None or features is None else before | features
+        for step in schedule.steps:
+            made |= {(schedule.point.label, step.step.name, output.name): found.outputs[output.name] for output in step.step.outputs}
+    return Physical(passes, uses, request.facts, request.prompts, wanted, made)
 
 
 def _renamed(one: Pass, identity: Identity) -> Pass:
-    """Returns a pass whose reads are named by what they are, each once."""
+    """Returns a pass whose reads and outputs are named by what they are, each read once."""
     places: list[nodes.Read | nodes.Write] = []
     own = identity.values
     for place in one.forward.places:
@@ -152,6 +343,8 @@ def _renamed(one: Pass, identity: Identity) -> Pass:
         elif isinstance(place.operand, nodes.FromRead):
             read = own.get(place.operand.read) or identity.operands[place.name]
             places.append(replace(place, operand=replace(place.operand, read=read)))
+        elif isinstance(place.operand, nodes.FromOutput):
+            places.append(replace(place, operand=replace(place.operand, output=identity.operands[place.name])))
         else:
             places.append(place)
     names = {place.name: place.name for place in one.forward.writes} | dict(own)
@@ -160,115 +353,7 @@ def _renamed(one: Pass, identity: Identity) -> Pass:
     return Pass(replace(one.forward, places=tuple(places)), windows, keys, one.missing)
 
 
-def _n_tokens(request: nodes.Request, forward: nodes.Forward) -> int:
-    extra = 0 if forward.appended is None else sum(map(len, forward.appended))
-    return sum(prompt.n_tokens for prompt in request.prompts[forward.rows]) + extra
-
-
-def verify(physical: Physical) -> list[str]:
-    """Returns the laws that a physical schedule breaks; an empty list is a sound one.
-
-    Every use has a pass that reads all it needs; an operand is read by an earlier pass or lower in the same one; a pass that skips layers
-    reads and writes nothing below them, and its stream is kept by an earlier pass; a pass that stops early reads nothing above.
-    """
-    broken: list[str] = []
-    read_so_far: set[str] = set()
-    kept: set[tuple[str, int]] = set()
-    for name, one in physical.passes.items():
-        own = {read.name for read in one.forward.reads}
-        for write in one.forward.writes:
-            if isinstance(write.operand, nodes.FromRead) and write.operand.read not in read_so_far | own:
-                broken.append(f"`{name}` writes `{write.operand.read}` before it is read")
-        layers = [layer for place in one.forward.places for layer in place.site.layers]
-        lowest = min((place.site.rank for place in one.forward.places), default=(2, 0, 0))
-        if one.n_skipped:
-            if (one.resumes, one.n_skipped - 1) not in kept:
-                broken.append(f"`{name}` resumes from a stream that nobody kept")
-            if lowest[0] == 0 or min(layers, default=one.n_skipped) < one.n_skipped - 1:
-                broken.append(f"`{name}` skips layers that it reads or writes")
-        if one.stops_after is not None and (
-            max(layers, default=0) > one.stops_after or any(place.site.rank[0] == 2 for place in one.forward.places)
-        ):
-            broken.append(f"`{name}` stops before its last place")
-        if one.is_narrow and any(is_at_head(write) for write in one.forward.writes):
-            broken.append(f"`{name}` writes logits that it does not compute")
-        read_so_far |= own
-        kept |= {(name, layer) for layer in one.keeps}
-    for use, (name, values) in physical.uses.items():
-        if name not in physical.passes or not set(values.values()) <= {read.name for read in physical.passes[name].forward.reads}:
-            broken.append(f"{use} has no pass that reads all it needs")
-    return broken
-
-
-def text(physical: Physical) -> str:
-    """Returns a schedule for a person: a line a pass, and what each rewrite saved."""
-    names = {name: f"#{number}" for number, name in enumerate(physical.passes, 1)}
-    lines = []
-    for name, one in physical.passes.items():
-        forward = one.forward
-        what = f"'{forward.model}' on '{forward.role}'" if one.n_uses else f"clean '{forward.role}', for others to resume from"
-        answers = " + answers" if forward.appended is not None else ""
-        layers = _layers(one, physical.facts)
-        head = "no head" if one.stops_after is not None else f"head at {one.n_head_positions(physical.facts)} of {one.n_tokens} positions"
-        details = [
-            f"{forward.n_rows} rows, {one.n_tokens} tokens",
-            layers,
-            head,
-            f"{len(forward.reads)} read{'' if len(forward.reads) == 1 else 's'}",
-        ]
-        if forward.writes:
-            sites = list(dict.fromkeys(str(write.site) for write in forward.writes))
-            details.append(f"writes {', '.join(sites[:3])}{' …' if len(sites) > 3 else ''}")
-        if one.resumes is not None:
-            details.append(f"resumes {names[one.resumes]}")
-        if one.keeps:
-            details.append(f"keeps {len(one.keeps)} stream{'' if len(one.keeps) == 1 else 's'}")
-        if one.n_uses > 1:
-            details.append(f"stands for {one.n_uses} passes")
-        lines.append(f"{names[name]:>5}  {what}{answers}: {'; '.join(details)}")
-    lines.append("rewrite            passes        layer·tokens          head positions")
-    for saving in physical.savings:
-        a, b = saving.before, saving.after
-        change = f"{a.passes:>6} → {b.passes:<6} {a.layer_tokens:>9} → {b.layer_tokens:<9} {a.head_positions:>7} → {b.head_positions:<7}"
-        lines.append(f"{saving.rewrite:<17} {change if a != b else 'nothing to save'} {saving.note}".rstrip())
-    return "\n".join(lines)
-
-
-def _layers(one: PhysicalPass, facts: ModelFacts) -> str:
-    last = facts.n_layers - 1 if one.stops_after is None else one.stops_after
-    if one.n_skipped > last:
-        return "no layers"
-    return f"layer {last}" if one.n_skipped == last else f"layers {one.n_skipped}–{last}"
-
-
-def data(physical: Physical) -> dict[str, Any]:
-    """Returns a schedule as JSON data."""
-    names = {name: number for number, name in enumerate(physical.passes, 1)}
-    return {
-        "passes": [
-            {
-                "pass": names[name],
-                "model": one.forward.model,
-                "role": one.forward.role,
-                "n_rows": one.forward.n_rows,
-                "n_tokens": one.n_tokens,
-                "first_layer": one.n_skipped,
-                "last_layer": physical.facts.n_layers - 1 if one.stops_after is None else one.stops_after,
-                "head_positions": one.n_head_positions(physical.facts),
-                "n_reads": len(one.forward.reads),
-                "n_writes": len(one.forward.writes),
-                "n_uses": one.n_uses,
-                "resumes": None if one.resumes is None else names[one.resumes],
-                "keeps": list(one.keeps),
-            }
-            for name, one in physical.passes.items()
-        ],
-        "rewrites": [
-            {"rewrite": saving.rewrite, "before": _cost(saving.before), "after": _cost(saving.after), "note": saving.note}
-            for saving in physical.savings
-        ],
-    }
-
-
-def _cost(cost: Cost) -> dict[str, int]:
-    return {"passes": cost.passes, "layer_tokens": cost.layer_tokens, "head_positions": cost.head_positions}
+def _lengths(request: nodes.Request, forward: nodes.Forward) -> tuple[int, ...]:
+    prompts = request.prompts[forward.rows]
+    extra = [0] * len(prompts) if forward.appended is None else [len(answer) for answer in forward.appended]
+    return tuple(prompt.n_tokens + n for prompt, n in zip(prompts, extra, strict=True))

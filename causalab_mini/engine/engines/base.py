@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from causalab_mini.engine.contract import PLAIN, Batch, Shortcut, State, Visit
 from causalab_mini.engine.execute import execute
+from causalab_mini.engine.first_use import Trust
 from causalab_mini.engine.loading import Checkpoint
 from causalab_mini.engine.run import Run
+from causalab_mini.engine.sizes import free_bytes
 from causalab_mini.errors import ModelError, Problem, quoted
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.plan.plan import Request
@@ -27,6 +29,8 @@ class BaseEngine:
         self.checkpoint = checkpoint
         self.device_map = device_map
         self.module: nn.Module | None = None
+        self.takes: frozenset[str] | None = None
+        self.trust: Trust | None = None
 
     @property
     def facts(self) -> ModelFacts:
@@ -93,14 +97,32 @@ class BaseEngine:
                 logits = torch.tanh(logits / self.facts.softcap) * self.facts.softcap
         return logits
 
-    def inputs(self, batch: Batch) -> dict[str, Any]:
-        """Returns the keyword arguments of a forward over a batch."""
-        takes = "position_ids" in inspect.signature(self.loaded().forward).parameters
-        return batch.inputs(self.device(), takes)
+    def inputs(self, batch: Batch, shortcut: Shortcut = PLAIN) -> dict[str, Any]:
+        """Returns the keyword arguments of a forward over a batch; a model that makes positions of the mask itself takes none."""
+        device, takes = self.device(), self.parameters()
+        given = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+        if "position_ids" in takes:
+            given["position_ids"] = batch.position_ids
+        on_device: dict[str, Any] = {name: tensor.to(device, non_blocking=True) for name, tensor in given.items()}
+        if shortcut.cache is None:
+            return {**on_device, "use_cache": False}
+        name = "cache" if "cache" in takes else "past_key_values"  # transformers renames it
+        return {**on_device, name: shortcut.cache, "use_cache": True}
+
+    def parameters(self) -> frozenset[str]:
+        """Returns the names that the model's forward takes."""
+        if self.takes is None:
+            self.takes = frozenset(inspect.signature(self.loaded().forward).parameters)
+        return self.takes
 
     def device(self) -> torch.device:
         """Returns where inputs go: the device of the token embedding."""
         return next(self.loaded().get_submodule(self.facts.family.module("embeddings")).parameters()).device
+
+    def memory(self) -> tuple[str, int | None]:
+        """Returns the kind of device that inputs go to, and the bytes that are free there; None where nobody says."""
+        device = self.device()
+        return device.type, free_bytes(device)
 
     def describe(self) -> dict[str, Any]:
         """Returns what the record of a run says of the engine: its name alone before the weights are loaded."""

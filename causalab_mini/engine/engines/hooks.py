@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from causalab_mini.engine.contract import PLAIN, Batch, Shortcut, State, Visit
+from causalab_mini.engine.direct import run_hooked
 from causalab_mini.engine.engines.base import BaseEngine
-from causalab_mini.engine.interiors import interiors
 from causalab_mini.engine.loading import open_checkpoint
-from causalab_mini.engine.walk import narrowed, note_tails, replaced, resumed, taken, visit
 from causalab_mini.plan.spec import ModelSpec
 
 
@@ -47,82 +43,4 @@ class HooksEngine(BaseEngine):
 
     def run(self, batch: Batch, visits: tuple[Visit, ...], state: State, shortcut: Shortcut = PLAIN) -> None:
         """Runs one forward over a batch, or what a shortcut leaves of it, stopping at addresses in forward order."""
-        module = self.loaded()
-        with torch.inference_mode(), ExitStack() as stack:
-            left = stack.enter_context(interiors(module, visits, state))
-            family = self.facts.family
-            if shortcut.stream is not None:
-                stream, left = resumed(left, state, shortcut, family)
-                result = stream if shortcut.tail is None else (stream, *shortcut.tail)
-                for layer in range(shortcut.n_skipped):
-                    stack.enter_context(_returning(module.get_submodule(family.module("block_output").format(layer=layer)), result))
-            if shortcut.columns is not None:
-                hook = _narrowing(shortcut.columns)
-                stack.callback(module.get_submodule(family.module("lm_head")).register_forward_pre_hook(hook).remove)
-            for index, stop in enumerate(left):
-                ends = shortcut.stops and index == len(left) - 1
-                target = module.get_submodule(stop.address.module)
-                if stop.address.side == "input":
-                    stack.callback(target.register_forward_pre_hook(_on_input(stop, state, ends), with_kwargs=True).remove)
-                else:
-                    stack.callback(target.register_forward_hook(_on_output(stop, state, ends)).remove)
-            if shortcut.stops and not left:
-                return
-            with suppress(_Ended):
-                module(**self.inputs(batch))
-
-
-class _Ended(Exception):  # noqa: N818 - no error: a forward that has given all that was asked of it
-    """Ends a forward after its last stop."""
-
-
-@contextmanager
-def _returning(block: nn.Module, result: Any) -> Iterator[None]:
-    """Has a block return what stands for it instead of running."""
-    block.forward = lambda *args, **kwargs: result
-    try:
-        yield
-    finally:
-        del block.forward
-
-
-def _narrowing(columns: Tensor) -> Callable[..., Any]:
-    def hook(module: Any, args: tuple[Any, ...]) -> Any:
-        return (narrowed(args[0], columns), *args[1:])
-
-    return hook
-
-
-def _on_input(stop: Visit, state: State, ends: bool) -> Callable[..., Any]:
-    def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if args:
-            changed = visit(args[0], stop, state)
-            _end_if(ends)
-            return None if changed is None else ((changed, *args[1:]), kwargs)
-        name = next(iter(kwargs))
-        changed = visit(kwargs[name], stop, state)
-        _end_if(ends)
-        return None if changed is None else (args, {**kwargs, name: changed})
-
-    return hook
-
-
-def _on_output(stop: Visit, state: State, ends: bool) -> Callable[..., Any]:
-    def hook(module: Any, args: Any, output: Any) -> Any:
-        if stop.address.side == "logits":
-            changed = visit(output.logits, stop, state)
-            _end_if(ends)
-            if changed is not None:
-                output.logits = changed
-            return output
-        note_tails(output, stop, state)
-        changed = visit(taken(output), stop, state)
-        _end_if(ends)
-        return None if changed is None else replaced(output, changed)
-
-    return hook
-
-
-def _end_if(ends: bool) -> None:
-    if ends:
-        raise _Ended
+        run_hooked(self.loaded(), self.facts, self.inputs(batch, shortcut), visits, state, shortcut)

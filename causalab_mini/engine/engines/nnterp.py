@@ -9,13 +9,15 @@ from typing import Any, Self
 import torch
 
 from causalab_mini.engine.contract import PLAIN, Batch, Shortcut, State, Visit
+from causalab_mini.engine.direct import run_hooked
 from causalab_mini.engine.engines.base import BaseEngine
 from causalab_mini.engine.interiors import interiors
 from causalab_mini.engine.loading import Checkpoint, open_checkpoint
-from causalab_mini.engine.walk import narrowed, note_tails, replaced, resumed, taken, visit
+from causalab_mini.engine.shaping import shaped
+from causalab_mini.engine.walk import note_tails, replaced, taken, visit
 from causalab_mini.errors import CausalabError, ModelError, Problem, quoted
 from causalab_mini.model.components import COMPONENTS
-from causalab_mini.model.families import Address, Family
+from causalab_mini.model.families import Address
 from causalab_mini.plan.spec import ModelSpec
 
 
@@ -63,28 +65,24 @@ class NNterpEngine(BaseEngine):
     def run(self, batch: Batch, visits: tuple[Visit, ...], state: State, shortcut: Shortcut = PLAIN) -> None:
         """Runs one forward over a batch as one trace, or what a shortcut leaves of it, stopping at addresses in forward order."""
         self.load_weights()
-        model, inputs, family = self.model, self.inputs(batch), self.facts.family
-        with torch.inference_mode(), interiors(model._model, visits, state) as borders:
-            if not borders and shortcut == PLAIN:
+        model, inputs = self.model, self.inputs(batch, shortcut)
+        if shortcut.is_direct:
+            run_hooked(model._model, self.facts, inputs, visits, state, shortcut)
+            return
+        with torch.inference_mode(), interiors(model._model, visits, state) as borders, shaped(model._model, self.facts, shortcut):
+            if not borders and not shortcut.stops:
                 model._model(**inputs)
                 return
             try:
                 with model.trace(**inputs) as tracer:
-                    walk(model, borders, state, shortcut, family, tracer)
+                    walk(model, borders, state, shortcut.stops, tracer)
             except CausalabError as error:  # nnsight raises a class of its own, made of ours, that can't be built again
                 raise getattr(error, "original", error) from None
 
 
-def walk(model: Any, visits: tuple[Visit, ...], state: State, shortcut: Shortcut, family: Family, tracer: Any) -> None:
+def walk(model: Any, visits: tuple[Visit, ...], state: State, stops: bool, tracer: Any) -> None:
     """Stops at every address of a running trace; nnsight waits there for the forward to arrive."""
-    left = skip(model, visits, state, shortcut, family)
-    is_narrowed = shortcut.columns is None
-    head = family.module("lm_head")
-    for stop in left:
-        if not is_narrowed and (stop.address.side == "logits" or stop.address.module == head):
-            envoy = envoy_at(model, head)
-            envoy.input = narrowed(envoy.input, shortcut.columns)  # type: ignore[arg-type]
-            is_narrowed = True
+    for stop in visits:
         if stop.address.side == "logits":
             output = model.output
             changed = visit(output.logits, stop, state)
@@ -101,22 +99,8 @@ def walk(model: Any, visits: tuple[Visit, ...], state: State, shortcut: Shortcut
             envoy.input = changed
         else:
             envoy.output = replaced(container, changed)
-    if shortcut.stops:
+    if stops:
         tracer.stop()
-
-
-def skip(model: Any, visits: tuple[Visit, ...], state: State, shortcut: Shortcut, family: Family) -> tuple[Visit, ...]:
-    """Skips the lowest layers of a running trace, and returns the stops that are left above them.
-
-    A stop at the output of the last skipped layer is made on the stream that stands for it.
-    """
-    if shortcut.stream is None:
-        return visits
-    stream, left = resumed(visits, state, shortcut, family)
-    for layer in range(shortcut.n_skipped):
-        envoy = envoy_at(model, family.module("block_output").format(layer=layer))
-        envoy.skip(stream if shortcut.tail is None else (stream, *shortcut.tail))
-    return left
 
 
 def envoy_at(model: Any, path: str) -> Any:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from causalab_mini.plan import plan as nodes
-from causalab_mini.schedule.identity import Use
-from causalab_mini.schedule.physical import Physical, PhysicalPass
+from causalab_mini.schedule.physical import Part, Physical, PhysicalPass
 from causalab_mini.schedule.schedule import Keys, Pass, Windows
 
 
@@ -15,16 +13,15 @@ def share(physical: Physical) -> Physical:
     """Returns a schedule in which no pass is run twice."""
     groups: dict[str, list[PhysicalPass]] = {}
     for one in physical.passes.values():
-        groups.setdefault(one.key, []).append(one)
-    passes = {key: _merged(group) for key, group in groups.items()}
-    uses: dict[Use, tuple[str, Mapping[str, str]]] = {
-        use: (physical.passes[name].key, values) for use, (name, values) in physical.uses.items()
-    }
-    return physical.rewritten("share", passes, uses)
+        groups.setdefault(one.part.key, []).append(one)
+    passes = {key: replace(group[0], parts=(_merged([one.part for one in group]),)) for key, group in groups.items()}
+    keys = {one.part.name: one.part.key for one in physical.passes.values()}
+    uses = {use: (keys[name], values) for use, (name, values) in physical.uses.items()}
+    return physical.rewritten("share", passes=passes, uses=uses)
 
 
-def _merged(group: list[PhysicalPass]) -> PhysicalPass:
-    """Returns one pass with the writes of the first and the reads of all."""
+def _merged(group: list[Part]) -> Part:
+    """Returns one part with the writes of the first and the reads of all."""
     first = group[0]
     reads: dict[str, nodes.Read] = {}
     windows: dict[str, Windows] = {}
@@ -36,4 +33,4 @@ def _merged(group: list[PhysicalPass]) -> PhysicalPass:
     both: list[nodes.Write | nodes.Read] = [*first.forward.writes, *reads.values()]
     places = tuple(sorted(both, key=lambda place: (place.site.rank, isinstance(place, nodes.Read))))
     one = Pass(replace(first.forward, places=places), windows, keys, first.one.missing)
-    return replace(first, one=one, n_uses=sum(member.n_uses for member in group))
+    return replace(first, name=first.key, one=one, n_uses=sum(member.n_uses for member in group))

@@ -1,0 +1,137 @@
+"""The first use of a model: one or two passes both ways, and how far a schedule may be rewritten after that.
+
+Rewrites are proved on the families that the tests build. A release of transformers may compute another way, and a checkpoint may be unlike
+any of those: so what is left out is left out for the first time beside a run that leaves out nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from causalab_mini.engine.contract import Engine
+from causalab_mini.engine.observe import Observed, Prompts, observe
+from causalab_mini.engine.sizes import Sizes
+from causalab_mini.engine.store import Store
+from causalab_mini.evidence.checks import TOLERANCE
+from causalab_mini.plan import plan as nodes
+from causalab_mini.schedule.identity import Use
+from causalab_mini.schedule.physical import Part, Physical, Rewrite
+from causalab_mini.schedule.rewrites import drop, free_early, resume_at_a_token, share, share_prefixes
+from causalab_mini.schedule.schedule import Schedule, StepSchedule
+
+LEVELS = ("token", "layer", "plain")
+"""From which on a pass may resume: a token, a layer, neither; each is what is fallen back to from the one before."""
+N_CHECKED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """How far a model's schedules are rewritten.
+
+    Attributes:
+        level: one of `LEVELS`.
+        difference: the largest between both ways, as a share of a row's standard deviation; None where nothing was compared.
+        refused: the levels that gave other numbers, with the difference.
+    """
+
+    level: str
+    difference: float | None
+    refused: tuple[tuple[str, float], ...] = ()
+
+
+def at_level(rewrites: Sequence[Rewrite], level: str) -> tuple[Rewrite, ...]:
+    """Returns those of some rewrites that a level allows."""
+    if level == "token":
+        return tuple(rewrites)
+    if level == "layer":
+        return tuple(one for one in rewrites if one not in (resume_at_a_token, share_prefixes))
+    return tuple(one for one in rewrites if one in (share, drop, free_early))
+
+
+def find_trust(engine: Engine, prompts: Prompts, schedules: Sequence[Schedule], rewritten: Callable[[str], Physical], dtype: str) -> Trust:
+    """Returns the first level at which one or two passes of a request give the numbers of the plan's own.
+
+    Args:
+        engine: the checkpoint, with its weights.
+        prompts: of the request.
+        schedules: of its points.
+        rewritten: gives the schedule at a level.
+        dtype: of the weights.
+    """
+    refused: list[tuple[str, float]] = []
+    for level in LEVELS[:-1]:
+        differences = _differences(engine, prompts, schedules, rewritten(level))
+        if not differences or max(differences) <= TOLERANCE[dtype]:
+            return Trust(level, max(differences, default=None), tuple(refused))
+        refused.append((level, max(differences)))
+    return Trust("plain", None, tuple(refused))
+
+
+def _differences(engine: Engine, prompts: Prompts, schedules: Sequence[Schedule], physical: Physical) -> list[float]:
+    """Returns, for passes that leave most out, how far they are from the plan's own on two rows."""
+    by_use = {}
+    for schedule in schedules:
+        for step in schedule.steps:
+            for intervention in step.step.interventions:
+                for index in range(len(step.passes[intervention.name])):
+                    by_use[Use(schedule.point.label, step.step.name, intervention.name, index)] = (schedule, step, intervention)
+    found = []
+    for use in _worth_checking(physical):
+        schedule, step, intervention = by_use[use]
+        rows = _two_rows(step, intervention, prompts)
+        store = Store(engine, physical, prompts, Sizes(engine.facts, None))
+        observed = store.observe(schedule.point.label, step, intervention, rows)
+        plain = observe(engine, step, intervention, prompts, {}, rows)
+        found.append(_difference(observed, plain))
+    return found
+
+
+def _worth_checking(physical: Physical) -> list[Use]:
+    """Returns uses that need no output: one whose pass skips most tokens, one whose pass skips most layers."""
+    homes = {part.name: one for one in physical.passes.values() for part in one.parts}
+    parts = {part.name: part for one in physical.passes.values() for part in one.parts}
+    takes_outputs = {name for name, one in homes.items() if any(part.made for part in one.parts)}
+    by_intervention: dict[tuple[str, str, str], list[Use]] = {}
+    for use in physical.uses:
+        by_intervention.setdefault((use.point, use.step, use.intervention), []).append(use)
+    fitting: list[Use] = []
+    for uses in by_intervention.values():
+        names = [physical.uses[use][0] for use in uses]
+        if any(name in takes_outputs or (name in homes and homes[name].scope) for name in names):
+            continue
+        fitting += [use for use, name in zip(uses, names, strict=True) if name in homes and homes[name].has_writes]
+    skipped = [use for use in fitting if _n_left_out(parts[physical.uses[use][0]]) > 0]
+    if not skipped:
+        return []
+    most = max(skipped, key=lambda use: _n_left_out(parts[physical.uses[use][0]]))
+    deepest = max(skipped, key=lambda use: parts[physical.uses[use][0]].n_skipped)
+    return list(dict.fromkeys([most, deepest]))[:N_CHECKED]
+
+
+def _n_left_out(part: Part) -> int:
+    return part.n_skipped + (0 if part.first is None else max(part.first))
+
+
+def _two_rows(step: StepSchedule, intervention: nodes.Intervention, prompts: Prompts) -> tuple[int, ...]:
+    """Returns the shortest and the longest row of a step."""
+    lengths = [sum(prompts[forward.rows][row].n_tokens for forward in intervention.forwards) for row in range(step.step.n_rows)]
+    ends = {min(range(len(lengths)), key=lengths.__getitem__), max(range(len(lengths)), key=lengths.__getitem__)}
+    return tuple(sorted(ends))
+
+
+def _difference(observed: Observed, plain: Observed) -> float:
+    """Returns the largest difference of what both found, as a share of a row's standard deviation."""
+    worst = 0.0
+    for name, value in observed.values.items():
+        one, other = (observed.compared(name, each.data.float()) for each in (value, plain.values[name]))
+        if one.shape != other.shape or not one.numel():
+            worst = max(worst, float("inf") if one.shape != other.shape else 0.0)
+            continue
+        finite = torch.isfinite(other) & (other.abs() < 1e30)
+        spread = float(other[finite].std()) if int(finite.sum()) > 1 else 1.0
+        difference = (one - other).where(finite, torch.zeros_like(one)).abs().max()
+        worst = max(worst, float(difference) / (spread or 1.0) if bool(torch.isfinite(difference)) else float("inf"))
+    return worst

@@ -1,0 +1,175 @@
+"""A schedule for a person, and as JSON data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from causalab_mini.model.facts import ModelFacts
+from causalab_mini.plan import plan as nodes
+from causalab_mini.schedule.memory import kept_bytes
+from causalab_mini.schedule.physical import Cost, Physical, PhysicalPass
+
+HEADER = ("rewrite", "passes", "layer·tokens", "logits at", "peak memory")
+
+
+def text(physical: Physical) -> str:
+    """Returns a schedule for a person: a line a pass, and what each rewrite saved."""
+    names = {name: f"#{number}" for number, name in enumerate(physical.passes, 1)}
+    lines = [f"{names[name]:>5}  {_line(one, names, physical.facts)}" for name, one in physical.passes.items()]
+    idle = sum(len(rows) for rows in physical.idle.values())
+    if idle:
+        lines.append(f"       not run: {_count(idle, 'row')} of passes whose writes would put back what stands there")
+    table: list[tuple[str, ...]] = [HEADER]
+    notes = []
+    for saving in physical.savings:
+        changes = [
+            _change(f"{a:,}", f"{b:,}")
+            for a, b in (
+                (saving.before.passes, saving.after.passes),
+                (saving.before.layer_tokens, saving.after.layer_tokens),
+                (saving.before.head_positions, saving.after.head_positions),
+            )
+        ]
+        table.append((saving.rewrite, *changes, _change(_size(saving.peak_before), _size(saving.peak_after))))
+        if saving.note:
+            notes.append(f"{saving.rewrite}: {saving.note}")
+    widths = [max(len(row[column]) for row in table) for column in range(len(HEADER))]
+    lines += ["", *("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table)]
+    first, last = physical.savings[0].before if physical.savings else physical.cost, physical.cost
+    if first.layer_tokens:
+        lines.append(f"in all: {last.layer_tokens / first.layer_tokens:.0%} of the plan's layers times tokens")
+    return "\n".join([*lines, *notes])
+
+
+def _line(one: PhysicalPass, names: dict[str, str], facts: ModelFacts) -> str:
+    forward = one.forward
+    what = f"'{forward.model}' on '{forward.role}'" if any(part.n_uses for part in one.parts) else f"'original' on '{forward.role}'"
+    if one.until is not None:
+        what = "the beginning that all rows share"
+    details = [_rows(one), _tokens(one), _layers(one, facts), _head(one)]
+    reads = len({read.name for part in one.parts for read in part.forward.reads})
+    if reads:
+        details.append(_count(reads, "read"))
+    sites = list(dict.fromkeys(str(place.site) for place in one.places if isinstance(place, nodes.Write)))
+    if sites:
+        details.append(f"writes {', '.join(sites[:3])}{' …' if len(sites) > 3 else ''}")
+    sources = list(dict.fromkeys(names[name] for name in (one.resumes, one.prefix) if name is not None))
+    if sources:
+        details.append(f"resumes {' and '.join(sources)}")
+    kept = [_count(len(one.keeps), "stream")] if one.keeps else []
+    kept += ["keys and values"] if one.keeps_tokens else []
+    if kept:
+        details.append(f"keeps {' and '.join(kept)} ({_size(kept_bytes(one, facts))})")
+    n_uses = sum(part.n_uses for part in one.parts)
+    if n_uses > 1:
+        details.append(f"stands for {n_uses} passes")
+    if one.is_direct:
+        details.append("hooks, no trace")
+    answers = " + answers" if forward.appended is not None else ""
+    return f"{what}{answers}: {'; '.join(details)}"
+
+
+def _rows(one: PhysicalPass) -> str:
+    n_rows, n_batches = len(one.entries()), len(one.batches())
+    parts = f" of {len(one.parts)} joined" if len(one.parts) > 1 else ""
+    return _count(n_rows, "row") + parts + (f" in {n_batches} batches by length" if n_batches > 1 else "")
+
+
+def _tokens(one: PhysicalPass) -> str:
+    entries = one.entries()
+    whole, run = max(entry.length for entry in entries), max(entry.n_run for entry in entries)
+    if run < whole:
+        return f"the last {run} of up to {_count(whole, 'token')}" if run > 1 else f"the last of up to {_count(whole, 'token')}"
+    return f"up to {_count(whole, 'token')}"
+
+
+def _layers(one: PhysicalPass, facts: ModelFacts) -> str:
+    last, firsts = one.top(facts) - 1, sorted({part.n_skipped for part in one.parts})
+    if firsts[0] > last:
+        return "no layers"
+    if firsts[0] == last:
+        return f"layer {last}"
+    first = f"{firsts[0]}…{firsts[-1]}" if len(firsts) > 1 else f"{firsts[0]}"
+    return f"layers {first}–{last}"
+
+
+def _head(one: PhysicalPass) -> str:
+    if one.stops_after is not None:
+        return "no head"
+    tokens = "" if one.vocabulary is None else f" of {_count(len(one.vocabulary), 'token')}"
+    return f"logits{tokens} at {_count(one.n_head_positions(), 'position')}"
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def _change(before: str, after: str) -> str:
+    return before if before == after else f"{before} → {after}"
+
+
+def _size(n: int) -> str:
+    for unit, size in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
+        if n >= size:
+            return f"{n / size:.1f} {unit}"
+    return f"{n} B"
+
+
+def data(physical: Physical) -> dict[str, Any]:
+    """Returns a schedule as JSON data."""
+    names = {name: number for number, name in enumerate(physical.passes, 1)}
+    return {
+        "passes": [_pass_data(one, name, names, physical.facts) for name, one in physical.passes.items()],
+        "idle_rows": sum(len(rows) for rows in physical.idle.values()),
+        "rewrites": [
+            {
+                "rewrite": saving.rewrite,
+                "before": _cost(saving.before, saving.peak_before),
+                "after": _cost(saving.after, saving.peak_after),
+                "note": saving.note,
+            }
+            for saving in physical.savings
+        ],
+    }
+
+
+def _pass_data(one: PhysicalPass, name: str, names: dict[str, int], facts: ModelFacts) -> dict[str, Any]:
+    entries = one.entries()
+    return {
+        "pass": names[name],
+        "role": one.forward.role,
+        "parts": [
+            {
+                "model": part.forward.model,
+                "rows": list(part.rows),
+                "first_layer": part.n_skipped,
+                "first_tokens": _firsts(part.first, part.rows),
+                "reads": len(part.forward.reads),
+                "writes": [f"{write.name} at {write.site}" for write in part.forward.writes],
+                "stands_for": part.n_uses,
+            }
+            for part in one.parts
+        ],
+        "last_layer": one.top(facts) - 1,
+        "tokens_run": max(entry.n_run for entry in entries),
+        "tokens_seen": max(entry.length for entry in entries),
+        "batches": [len(batch) for batch in one.batches()],
+        "layer_tokens": one.layer_tokens(facts),
+        "head_positions": one.n_head_positions(),
+        "head_tokens": None if one.vocabulary is None else len(one.vocabulary),
+        "resumes": None if one.resumes is None else names[one.resumes],
+        "prefix": None if one.prefix is None else names[one.prefix],
+        "keeps_streams": list(one.keeps),
+        "keeps_keys_values": one.keeps_tokens,
+        "kept_bytes": kept_bytes(one, facts),
+        "hooks": one.is_direct,
+    }
+
+
+def _firsts(first: Sequence[int] | None, rows: Sequence[int]) -> list[int]:
+    return [0 if first is None else first[row] for row in rows]
+
+
+def _cost(cost: Cost, peak: int) -> dict[str, int]:
+    return {"passes": cost.passes, "layer_tokens": cost.layer_tokens, "head_positions": cost.head_positions, "peak_bytes": peak}

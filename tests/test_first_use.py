@@ -1,0 +1,75 @@
+"""A model's first use: what a rewrite leaves out is left out beside a whole run; where the numbers differ, less is left out."""
+
+import sys
+
+import pytest
+from authoring import RAGGED_PAIRS, write_table
+from test_rewrites import assert_same, numbers
+from test_schedule import swap
+
+from causalab_mini.engine import shaping
+from causalab_mini.engine.cache import PrefixCache
+from causalab_mini.plan import build_request
+
+pytestmark = pytest.mark.tiny
+
+
+@pytest.fixture
+def case(engines, tmp_path):
+    """Returns an engine that nothing is known of, and a request: two layers patched at the last token but one."""
+    engine = engines("llama-grouped", "hooks")
+    write_table(tmp_path, "rows", RAGGED_PAIRS)
+    trust, engine.trust = engine.trust, None
+    yield engine, build_request(swap(layers={"sweep": [0, 1], "as": "layer"}, pos=-2), tmp_path, engine)
+    engine.trust = trust
+
+
+def test_a_model_is_tried_once(case, monkeypatch):
+    engine, request = case
+    run = engine.execute(request)
+    schedule = run.record["schedule"]
+    assert schedule["level"] == "token"
+    assert 0 <= schedule["first_use"] < 1e-4
+    assert run.warnings == ()
+    monkeypatch.setattr(sys.modules["causalab_mini.engine.execute"], "find_trust", lambda *arguments: pytest.fail("it was tried again"))
+    engine.execute(request)
+
+
+def test_it_is_not_tried_where_no_check_is_asked_for(case):
+    engine, request = case
+    assert engine.execute(request, check="off").record["schedule"]["first_use"] == "not checked"
+    assert engine.trust is None
+
+
+def test_keys_of_the_wrong_token_are_found_and_layers_are_resumed_alone(case, monkeypatch):
+    engine, request = case
+    expected = numbers(engine.execute(request, check="off", rewrites=()))
+    right = PrefixCache.update
+
+    def rolled(self, key_states, value_states, layer_idx, *args, **kwargs):
+        before = self.before
+        if before is not None:
+            self.before = lambda layer: (before(layer)[0].roll(1, dims=2), before(layer)[1])
+        try:
+            return right(self, key_states, value_states, layer_idx, *args, **kwargs)
+        finally:
+            self.before = before
+
+    monkeypatch.setattr(PrefixCache, "update", rolled)
+    run = engine.execute(request)
+    assert run.record["schedule"]["level"] == "layer"
+    assert run.record["schedule"]["refused"]["token"] > 1e-3
+    assert "passes that resume at a token differ from whole ones by" in run.warnings[0]
+    assert_same(expected, numbers(run), exactly=False)
+
+
+def test_streams_of_the_wrong_layer_are_found_and_whole_passes_are_run(case, monkeypatch):
+    engine, request = case
+    expected = numbers(engine.execute(request, check="off", rewrites=()))
+    right = shaping._stream
+    monkeypatch.setattr(shaping, "_stream", lambda joining, like: right(joining, like) * 1.5)
+    run = engine.execute(request)
+    assert run.record["schedule"]["level"] == "plain"
+    assert set(run.record["schedule"]["refused"]) == {"token", "layer"}
+    assert_same(expected, numbers(run), exactly=False)
+    assert run.record["schedule"]["passes"][1] < run.record["schedule"]["passes"][0]
