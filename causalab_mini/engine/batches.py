@@ -16,7 +16,7 @@ from causalab_mini.model.components import COMPONENTS, forward_rank
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.model.families import Address
 from causalab_mini.ops import mechanisms
-from causalab_mini.ops.windows import Index, Pattern, PatternIndex, Value
+from causalab_mini.ops.windows import Index, Pattern, PatternIndex, Value, placed
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.physical import is_at_head
 from causalab_mini.schedule.schedule import Pass
@@ -384,7 +384,7 @@ def _take(data: Tensor, entry: int, landing: Landing, write: nodes.Write, length
     if write.align == "mean":
         means = {row: layer[starts[row] : starts[row] + lengths[row]].float().mean(dim=0) for row in {row for row, _ in landing.places}}
         return torch.stack([means[row] for row, _ in landing.places])
-    return layer[torch.tensor(landing.sources, device=layer.device, dtype=torch.long)]
+    return layer[placed(torch.tensor(landing.sources, dtype=torch.long), layer.device)]
 
 
 def _deranged(rows: list[int], seed: str) -> list[int]:

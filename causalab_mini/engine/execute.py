@@ -84,8 +84,7 @@ def execute(
 
 def _how_it_went(physical: Physical, sizes: Sizes, trust: Trust | None) -> dict[str, Any]:
     """Returns what the record of a run says of its schedule."""
-    first = physical.savings[0].before if physical.savings else physical.cost
-    cost = physical.cost
+    first, cost = physical.plain.cost, physical.cost
     return {
         "level": "token" if trust is None else trust.level,
         "first_use": "not checked" if trust is None or trust.difference is None else trust.difference,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from causalab_mini.engine.cache import KeysValues
-from causalab_mini.ops.windows import Value, concatenate
+from causalab_mini.ops.windows import Value, concatenate, placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def _rows(tensor: Tensor, chosen: list[int]) -> Tensor:
     """Returns some rows: a view where those are the first ones in their order."""
     if chosen == list(range(len(chosen))):
         return tensor[: len(chosen)]
-    return tensor[torch.tensor(chosen, device=tensor.device)]
+    return tensor[placed(torch.tensor(chosen), tensor.device)]
 
 
 @dataclass(slots=True)
@@ -121,5 +121,5 @@ class RowValues:
             if length or row not in where:
                 where[row] = (start, length)
         tokens = [token for row in rows for token in range(where.get(row, (0, 0))[0], sum(where.get(row, (0, 0))))]
-        chosen = torch.tensor(tokens, dtype=torch.long, device=value.data.device)
+        chosen = placed(torch.tensor(tokens, dtype=torch.long), value.data.device)
         return Value(value.data[:, chosen], tuple(where.get(row, (0, 0))[1] for row in rows))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from causalab_mini.engine.contract import Enter, Shortcut
 from causalab_mini.engine.walk import narrowed, replaced, taken
 from causalab_mini.model.facts import ModelFacts
+from causalab_mini.ops.windows import placed
 
 
 @contextmanager
@@ -106,7 +107,7 @@ def _of_tokens(head: nn.Linear, tokens: Tensor) -> Callable[..., Any]:
     """Returns an unembedding of some tokens; the others are nan, so that nothing can be made of them unseen."""
 
     def forward(hidden_states: Tensor) -> Tensor:
-        chosen = tokens.to(head.weight.device)
+        chosen = placed(tokens, head.weight.device)
         bias = None if head.bias is None else head.bias[chosen]
         found = nn.functional.linear(hidden_states, head.weight[chosen], bias)
         logits = found.new_full((*found.shape[:-1], len(head.weight)), float("nan"))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from causalab_mini.engine.contract import KeepTask, ReadTask, State, Visit, WriteTask
 from causalab_mini.errors import Problem, RunError
-from causalab_mini.ops.windows import PatternIndex, gather, renormalized, scatter
+from causalab_mini.ops.windows import PatternIndex, gather, placed, renormalized, scatter
 
 
 def visit(activation: Tensor, stop: Visit, state: State) -> Tensor | None:
@@ -102,7 +102,7 @@ def replaced(container: Any, tensor: Tensor) -> Any:
 
 def narrowed(hidden: Tensor, columns: Tensor) -> Tensor:
     """Returns the positions of the unembedding's input, (row, position, feature), whose logits are asked for."""
-    return hidden[torch.arange(len(hidden), device=hidden.device)[:, None], columns.to(hidden.device)]
+    return hidden[torch.arange(len(hidden), device=hidden.device)[:, None], placed(columns, hidden.device)]
 
 
 def note_tails(container: Any, stop: Visit, state: State) -> None:

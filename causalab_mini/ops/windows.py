@@ -10,6 +10,13 @@ import torch
 from torch import Tensor
 
 
+def placed(tensor: Tensor, device: torch.device) -> Tensor:
+    """Returns a tensor on a device; from the CPU to a GPU by way of pinned memory, so that nobody waits for the copy."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     """What a read found.
@@ -101,7 +108,7 @@ class PatternIndex:
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Returns what indexes (row, head, token, key), broadcast to (query, head, key), on a device."""
-        rows, tokens, heads, keys = (part.to(device) for part in (self.rows, self.tokens, self.heads, self.keys))
+        rows, tokens, heads, keys = (placed(part, device) for part in (self.rows, self.tokens, self.heads, self.keys))
         return rows[:, None, None], heads[None, :, None], tokens[:, None, None], keys.clamp(min=0)[:, None, :]
 
 
@@ -117,10 +124,10 @@ def gather(activation: Tensor, index: Index | PatternIndex) -> Tensor:
     """
     if isinstance(index, PatternIndex):
         found = activation[index.on(activation.device)]
-        is_there = (index.keys >= 0).to(activation.device)[:, None, :]
+        is_there = placed(index.keys >= 0, activation.device)[:, None, :]
         return torch.where(is_there, found, torch.zeros_like(found)).flatten(start_dim=1)
-    found = activation[index.rows.to(activation.device), index.tokens.to(activation.device)]
-    return found if index.features is None else found[:, index.features.to(activation.device)]
+    found = activation[placed(index.rows, activation.device), placed(index.tokens, activation.device)]
+    return found if index.features is None else found[:, placed(index.features, activation.device)]
 
 
 def scatter(activation: Tensor, index: Index | PatternIndex, values: Tensor) -> Tensor:
@@ -135,15 +142,15 @@ def scatter(activation: Tensor, index: Index | PatternIndex, values: Tensor) -> 
     values = values.to(activation.device, activation.dtype)
     if isinstance(index, PatternIndex):
         shape = (len(index), len(index.heads), index.keys.shape[1])
-        is_there = (index.keys >= 0).to(activation.device)[:, None, :].expand(shape)
+        is_there = placed(index.keys >= 0, activation.device)[:, None, :].expand(shape)
         places = tuple(place.expand(shape)[is_there] for place in index.on(activation.device))
         changed[places] = values.reshape(shape)[is_there]
         return changed
-    rows, tokens = index.rows.to(activation.device), index.tokens.to(activation.device)
+    rows, tokens = placed(index.rows, activation.device), placed(index.tokens, activation.device)
     if index.features is None:
         changed[rows, tokens] = values
     else:
-        changed[rows[:, None], tokens[:, None], index.features.to(activation.device)[None, :]] = values
+        changed[rows[:, None], tokens[:, None], placed(index.features, activation.device)[None, :]] = values
     return changed
 
 

@@ -78,7 +78,7 @@ class PhysicalPass:
         stops_after: the last layer that is run; None where the forward goes to its end.
         is_narrow: whether logits are computed at the positions alone that are read.
         vocabulary: the tokens whose logits are computed; None for all.
-        is_bucketed: whether rows of like length are run together.
+        batch_tokens: what a batch costs beside its tokens, in tokens, where rows of like length are run together; None where all are.
         is_direct: whether hooks carry it out instead of a trace, which would cost more than the forward.
     """
 
@@ -94,7 +94,7 @@ class PhysicalPass:
     stops_after: int | None = None
     is_narrow: bool = False
     vocabulary: tuple[int, ...] | None = None
-    is_bucketed: bool = False
+    batch_tokens: int | None = None
     is_direct: bool = False
 
     @property
@@ -149,9 +149,9 @@ class PhysicalPass:
             limit: rows a batch.
         """
         if rows is not None or limit is not None:
-            return split(self.entries(rows), self.is_bucketed, limit)
+            return split(self.entries(rows), self.batch_tokens, limit)
         if self not in _batches:
-            _batches[self] = split(self.entries(), self.is_bucketed, None)
+            _batches[self] = split(self.entries(), self.batch_tokens, None)
         return _batches[self]
 
     def reach(self, facts: ModelFacts) -> int:
@@ -201,15 +201,12 @@ class Cost:
     head_positions: int
 
 
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """What one rewrite did, and what it left alone and why."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Rewritten:
+    """One rewrite of a schedule: what it was made of, and what was left alone and why."""
 
     rewrite: str
-    before: Cost
-    after: Cost
-    peak_before: int
-    peak_after: int
+    before: Physical
     note: str = ""
 
 
@@ -229,7 +226,7 @@ class Physical:
         made: for every output, by point, step and name, what it is.
         idle: by part, rows that are not run, since what would be written there is what stands there.
         frees_early: whether values are let go of after their last use.
-        savings: what each rewrite did.
+        history: how it was made of the plan's own passes.
     """
 
     passes: Mapping[str, PhysicalPass]
@@ -240,7 +237,7 @@ class Physical:
     made: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
     idle: Mapping[str, frozenset[int]] = field(default_factory=dict)
     frees_early: bool = False
-    savings: tuple[Saving, ...] = ()
+    history: tuple[Rewritten, ...] = ()
 
     @property
     def cost(self) -> Cost:
@@ -250,13 +247,13 @@ class Physical:
 
     def rewritten(self, name: str, notes: Iterable[str] = (), **changes: object) -> Physical:
         """Returns the schedule after a rewrite, its passes in an order in which they can run, with what that saved noted."""
-        from causalab_mini.schedule.memory import peak_bytes
-
         after: Physical = replace(self, **changes)  # type: ignore[arg-type]
-        after = replace(after, passes=in_order(after))
-        note = "; ".join(dict.fromkeys(notes))
-        saving = Saving(name, self.cost, after.cost, peak_bytes(self), peak_bytes(after), note)
-        return replace(after, savings=(*self.savings, saving))
+        return replace(after, passes=in_order(after), history=(*self.history, Rewritten(name, self, "; ".join(dict.fromkeys(notes)))))
+
+    @property
+    def plain(self) -> Physical:
+        """The plan's own passes, that this one was made of."""
+        return self.history[0].before if self.history else self
 
 
 Rewrite = Callable[[Physical], Physical]

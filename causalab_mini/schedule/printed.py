@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.plan import plan as nodes
-from causalab_mini.schedule.memory import kept_bytes
+from causalab_mini.schedule.memory import kept_bytes, peak_bytes
 from causalab_mini.schedule.physical import Cost, Physical, PhysicalPass
 
 HEADER = ("rewrite", "passes", "layer·tokens", "logits at", "peak memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """What one rewrite saved, and what it left alone and why."""
+
+    rewrite: str
+    before: Cost
+    after: Cost
+    peak_before: int
+    peak_after: int
+    note: str
+
+
+def savings(physical: Physical) -> list[Saving]:
+    """Returns what each rewrite of a schedule saved."""
+    steps = [rewritten.before for rewritten in physical.history] + [physical]
+    costs = [(step.cost, peak_bytes(step)) for step in steps]
+    return [
+        Saving(rewritten.rewrite, before[0], after[0], before[1], after[1], rewritten.note)
+        for rewritten, before, after in zip(physical.history, costs, costs[1:], strict=False)
+    ]
 
 
 def text(physical: Physical) -> str:
@@ -22,7 +45,7 @@ def text(physical: Physical) -> str:
         lines.append(f"       not run: {_count(idle, 'row')} of passes whose writes would put back what stands there")
     table: list[tuple[str, ...]] = [HEADER]
     notes = []
-    for saving in physical.savings:
+    for saving in savings(physical):
         changes = [
             _change(f"{a:,}", f"{b:,}")
             for a, b in (
@@ -36,7 +59,7 @@ def text(physical: Physical) -> str:
             notes.append(f"{saving.rewrite}: {saving.note}")
     widths = [max(len(row[column]) for row in table) for column in range(len(HEADER))]
     lines += ["", *("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table)]
-    first, last = physical.savings[0].before if physical.savings else physical.cost, physical.cost
+    first, last = physical.plain.cost, physical.cost
     if first.layer_tokens:
         lines.append(f"in all: {last.layer_tokens / first.layer_tokens:.0%} of the plan's layers times tokens")
     return "\n".join([*lines, *notes])
@@ -129,7 +152,7 @@ def data(physical: Physical) -> dict[str, Any]:
                 "after": _cost(saving.after, saving.peak_after),
                 "note": saving.note,
             }
-            for saving in physical.savings
+            for saving in savings(physical)
         ],
     }
 

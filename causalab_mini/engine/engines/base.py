@@ -17,6 +17,7 @@ from causalab_mini.engine.run import Run
 from causalab_mini.engine.sizes import free_bytes
 from causalab_mini.errors import ModelError, Problem, quoted
 from causalab_mini.model.facts import ModelFacts
+from causalab_mini.ops.windows import placed
 from causalab_mini.plan.plan import Request
 
 
@@ -103,7 +104,7 @@ class BaseEngine:
         given = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
         if "position_ids" in takes:
             given["position_ids"] = batch.position_ids
-        on_device: dict[str, Any] = {name: tensor.to(device, non_blocking=True) for name, tensor in given.items()}
+        on_device: dict[str, Any] = {name: placed(tensor, device) for name, tensor in given.items()}
         if shortcut.cache is None:
             return {**on_device, "use_cache": False}
         name = "cache" if "cache" in takes else "past_key_values"  # transformers renames it

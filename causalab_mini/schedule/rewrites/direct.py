@@ -22,6 +22,9 @@ def run_directly(physical: Physical) -> Physical:
 
 def operations(one: PhysicalPass, facts: ModelFacts) -> float:
     """Returns about how many multiplications and additions a pass takes."""
-    attention = facts.hidden * facts.head_dim * 2 * (facts.n_heads + facts.n_kv_heads)
-    layer = attention + 3 * facts.hidden * facts.intermediate
-    return 2.0 * (layer * one.layer_tokens(facts) + facts.hidden * facts.vocabulary * one.n_head_positions())
+    return operations_of(facts) * one.layer_tokens(facts) + 2.0 * facts.hidden * facts.vocabulary * one.n_head_positions()
+
+
+def operations_of(facts: ModelFacts) -> float:
+    """Returns about how many multiplications and additions a layer takes a token."""
+    return 2.0 * facts.hidden * (facts.head_dim * 2 * (facts.n_heads + facts.n_kv_heads) + 3 * facts.intermediate)
