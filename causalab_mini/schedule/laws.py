@@ -11,7 +11,7 @@ from causalab_mini.schedule.physical import Part, Physical, PhysicalPass, givers
 def verify(physical: Physical) -> list[str]:
     """Returns the laws that a physical schedule breaks; an empty list is a sound one.
 
-    Every use has its reads given, and its part run or idle; an operand is read by an earlier pass or lower in the same part; a part that
+    Every use has its reads given, and its part, where that writes, run or idle; an operand is read by an earlier pass or lower in the same part; a part that
     skips layers, or tokens, reads and writes nothing there, and an earlier pass over the same rows kept them; a pass that stops early reads
     nothing above, and keeps what it says; logits are written only where all are computed; an output is made before it is taken.
     """
@@ -32,10 +32,11 @@ def verify(physical: Physical) -> list[str]:
         if one.is_narrow and any(is_at_head(place) for place in one.places if isinstance(place, nodes.Write)):
             broken.append(f"`{name}` writes logits that it does not compute")
         earlier[name] = one
+    written = {part.key for one in physical.plain.passes.values() for part in one.parts if part.forward.writes}
     broken += [f"`{name}` takes an output before it is made" for name in too_early(physical)]
     for use, (part_name, values) in physical.uses.items():
         broken += [f"{use}: nobody gives `{read}`" for read, key in values.items() if key not in by_read]
-        if part_name not in parts and part_name not in physical.idle and values:
+        if part_name not in parts and part_name not in physical.idle and part_name.partition("/")[0] in written:
             broken.append(f"{use}: `{part_name}` is not run")
     return broken
 

@@ -33,9 +33,9 @@ def _joined(physical: Physical, may_take_outputs: bool) -> dict[str, PhysicalPas
         if len(one.parts) > 1 or not one.has_writes or one.keeps or one.keeps_tokens:
             continue
         if may_take_outputs or not ready.of(name):
-            groups.setdefault((one.rows_key, one.prefix, one.is_one_prefix, one.stops_after, one.is_narrow, one.vocabulary), []).append(
-                name
-            )
+            groups.setdefault(
+                (ready.depth(name), one.rows_key, one.prefix, one.is_one_prefix, one.stops_after, one.is_narrow, one.vocabulary), []
+            ).append(name)
     joined: dict[str, PhysicalPass] = {}
     gone: set[str] = set()
     for names in groups.values():
@@ -51,13 +51,11 @@ def _joined(physical: Physical, may_take_outputs: bool) -> dict[str, PhysicalPas
 def _batches(passes: Mapping[str, PhysicalPass], ready: _Ready, physical: Physical) -> list[list[str]]:
     """Returns passes over the same rows as those that run together: of like length and like depth."""
     found: list[list[str]] = []
-    by_read = givers(physical.passes)
     for name in sorted(passes, key=lambda name: (_n_run(passes[name]), passes[name].part.n_skipped)):
         if found and _fits([passes[other] for other in found[-1]], passes[name], physical):
             group = [*found[-1], name]
             first = min(ready.first_use(other) for other in group)
-            independent = not any(other in needs(passes[name], by_read) for other in found[-1])
-            if independent and all(ready.of(other) <= first for other in group):
+            if all(ready.of(other) <= first for other in group):
                 found[-1] = group
                 continue
         found.append([name])
@@ -91,10 +89,17 @@ class _Ready:
             last_of_step[use.point, use.step] = number
         self.made = _made(physical, last_of_step)
         self.known: dict[str, int] = {}
+        self.depths: dict[str, int] = {}
 
     def first_use(self, name: str) -> int:
         """Returns when a pass is first needed by the plan."""
         return min((self.uses.get(part.name, 0) for part in self.physical.passes[name].parts), default=0)
+
+    def depth(self, name: str) -> int:
+        """Returns how many passes must run one after another before a pass can: those of one depth don't need each other."""
+        if name not in self.depths:
+            self.depths[name] = 1 + max([0, *(self.depth(other) for other in needs(self.physical.passes[name], self.by_read))])
+        return self.depths[name]
 
     def of(self, name: str) -> int:
         """Returns when the outputs that a pass needs, or those that it needs, have been made: 0 for always."""
