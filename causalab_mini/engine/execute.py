@@ -6,27 +6,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-import torch
-
 from causalab_mini.engine.batches import Made
+from causalab_mini.engine.checking import Checking
 from causalab_mini.engine.contract import Engine
 from causalab_mini.engine.first_use import Trust, at_level, find_trust
-from causalab_mini.engine.observe import Observed, make_outputs, observe, write_key
+from causalab_mini.engine.observe import Observed, make_outputs
 from causalab_mini.engine.run import PointResult, Run, StepResult
 from causalab_mini.engine.sizes import Sizes
 from causalab_mini.engine.store import Store
 from causalab_mini.engine.tables import metric_rows, positions
 from causalab_mini.errors import PlanError, Problem, RunError, quoted
-from causalab_mini.evidence.checks import Check, check_rows, check_writes
+from causalab_mini.evidence.checks import Check
 from causalab_mini.evidence.memory import peak_memory_bytes
-from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.memory import peak_bytes
 from causalab_mini.schedule.physical import Physical, PhysicalPass, Rewrite, plain_schedule
 from causalab_mini.schedule.rewrites import REWRITES, rewrite
 from causalab_mini.schedule.schedule import Schedule, StepSchedule, build_schedule, metric_reasons
 
-CheckLevel = Literal["off", "sample", "full"]
 OnPoint = Callable[[PointResult], None]
 
 
@@ -36,7 +33,7 @@ def execute(
     *,
     schedules: Sequence[Schedule] | None = None,
     batch_size: int | None = None,
-    check: CheckLevel = "sample",
+    check: Literal["off", "sample", "full"] = "sample",
     rewrites: tuple[Rewrite, ...] = REWRITES,
     on_point: OnPoint = lambda point: None,
     on_scheduled: Callable[[Physical], None] = lambda physical: None,
@@ -49,7 +46,7 @@ def execute(
         request: what to run.
         schedules: of the points, where they have been made already.
         batch_size: rows a pass; None lets tokens and logits bound it.
-        check: `off`; `sample`: one row of each intervention alone; `full`: every row.
+        check: `off`; `sample`: one row of each intervention alone, of a long run's sample of them; `full`: every row.
         rewrites: what makes the schedule cheaper; none for the plan's own passes.
         on_point: called with each point's results as they come.
         on_scheduled: called with what will be run, before the weights are loaded.
@@ -73,9 +70,10 @@ def execute(
         physical = rewrite(plain, at_level(rewrites, engine.trust.level))
     sizes = Sizes(engine.facts, batch_size, engine.memory)
     store = Store(engine, physical, request.prompts, sizes, on_pass)
+    checking = None if check == "off" else Checking(engine, request, schedules, physical, check)
     points = []
     for schedule in schedules:
-        result = _run_point(engine, request, schedule, store, check)
+        result = _run_point(engine, request, schedule, store, checking)
         points.append(result)
         on_point(result)
     record = engine.describe() | {"schedule": _how_it_went(physical, sizes, engine.trust)}
@@ -106,7 +104,7 @@ def _lost(trust: Trust | None) -> list[str]:
     ]
 
 
-def _run_point(engine: Engine, request: nodes.Request, schedule: Schedule, store: Store, check: CheckLevel) -> PointResult:
+def _run_point(engine: Engine, request: nodes.Request, schedule: Schedule, store: Store, checking: Checking | None) -> PointResult:
     outputs: dict[str, Made] = {}
     results: dict[str, StepResult] = {}
     for step_schedule in schedule.steps:
@@ -125,8 +123,8 @@ def _run_point(engine: Engine, request: nodes.Request, schedule: Schedule, store
             for metric in intervention.metrics:
                 name = f"{intervention.name}/{metric.name}" if step.is_list else metric.name
                 metrics[name] = metric_rows(step_schedule, intervention, metric, found, request.prompts, engine.tokenizer)
-            if check != "off":
-                checks += _checks(engine, request, step_schedule, intervention, found, outputs, check)
+            if checking is not None:
+                checks += checking.of(step_schedule, intervention, found, outputs)
         made = make_outputs(step, observed, outputs)
         outputs |= made
         store.make(schedule.point.label, step.name, made)
@@ -226,73 +224,3 @@ def _refuse_outputs_without_value(schedule: StepSchedule, rows: Sequence[int], o
                 expected, got = f"a value of {quoted(operand.output)} on every row that runs", f"none on rows {missing[:20]}"
                 hint = "the step that made it ran fewer rows: the same `where` here runs those"
                 raise RunError(Problem(f"steps.{schedule.step.name}", expected, got, hint, "no_value"))
-
-
-def _checks(
-    engine: Engine,
-    request: nodes.Request,
-    schedule: StepSchedule,
-    intervention: nodes.Intervention,
-    observed: Observed,
-    outputs: Mapping[str, Made],
-    level: CheckLevel,
-) -> list[Check]:
-    """Returns the outcome of the checks of one intervention."""
-    name = f"{schedule.step.name}/{intervention.name}" if schedule.step.is_list else schedule.step.name
-    deranges = any(
-        isinstance(w.operand, nodes.FromRead) and w.operand.derangement is not None for f in intervention.forwards for w in f.writes
-    )
-    differences: dict[int, float] = {}
-    compared = [name for name in _compared(intervention, engine.facts.dtype) if name in observed.values]
-    if len(observed.rows) > 1 and compared and not deranges:
-        for row in observed.rows if level == "full" else _most_padded(request, intervention, observed.rows):
-            alone = observe(engine, schedule, intervention, request.prompts, outputs, (row,))
-            differences[row] = _difference(observed, alone, observed.rows.index(row), compared)
-    rows = check_rows(name, differences, engine.facts.dtype, len(observed.rows))
-    if deranges:
-        rows = Check("rows", "skipped", f"{name}: rows not compared (`permute` needs the other rows)")
-    expected: dict[str, list[int]] = {}
-    for one in schedule.passes[intervention.name]:
-        for write in one.forward.writes:
-            key = write_key(intervention, one.forward, write)
-            expected[key] = [row for row in observed.rows if row not in one.missing]
-    changes = {key: evidence.change for key, evidence in observed.writes.items()}
-    left_over = {key: evidence.n_left_over for key, evidence in observed.writes.items()}
-    not_run = {key: evidence.n_not_run for key, evidence in observed.writes.items()}
-    return [rows, check_writes(name, changes, expected, left_over, not_run)]
-
-
-def _most_padded(request: nodes.Request, intervention: nodes.Intervention, rows: Sequence[int]) -> tuple[int]:
-    """Returns the row with the fewest tokens: it is the one that a fault of padding, masks or positions would show on."""
-    prompts = [request.prompts[forward.rows] for forward in intervention.forwards]
-    return (min(rows, key=lambda row: sum(of_role[row].n_tokens for of_role in prompts)),)
-
-
-def _compared(intervention: nodes.Intervention, dtype: str) -> list[str]:
-    """Returns the reads that are held against each other: all in fp32; under coarser rounding the logits, where there are any."""
-    reads = [read for forward in intervention.forwards for read in forward.reads]
-    logits = [read.name for read in reads if COMPONENTS[read.site.component].is_vocabulary or read.view == "logits"]
-    return logits if logits and dtype != "fp32" else [read.name for read in reads]
-
-
-def _difference(observed: Observed, alone: Observed, index: int, names: Sequence[str]) -> float:
-    """Returns the largest difference of a row's reads in the batch and alone, as a share of their standard deviation."""
-    worst = 0.0
-    for name, value in ((name, alone.values[name]) for name in names):
-        one, batched = value.row(0), observed.values[name].row(index)
-        if name in observed.patterns:
-            hidden = one <= torch.finfo(one.dtype).min
-            if not torch.equal(hidden, batched <= torch.finfo(one.dtype).min):
-                return float("inf")
-            one, batched = one[~hidden], batched[~hidden]
-        one, batched = one.float(), batched.float()
-        if one.numel() == 0:
-            continue
-        spread = float(one.std()) if one.numel() > 1 else float(one.abs().max())
-        if name not in observed.patterns:
-            one, batched = observed.compared(name, one), observed.compared(name, batched)
-        difference = float((one - batched).abs().max())
-        worst = max(worst, difference / spread if spread > 0 else difference)
-        if not (torch.isfinite(one).all() and torch.isfinite(batched).all()):
-            worst = float("inf")
-    return worst

@@ -1,0 +1,141 @@
+"""The checks of a run: rows alone against the batch, and writes that fired. In a long run, of a sample of what is run.
+
+A row alone is run as the plan has it, without any rewrite: it is what the schedule is held against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+
+from causalab_mini.engine.batches import Made
+from causalab_mini.engine.contract import Engine
+from causalab_mini.engine.observe import Observed, observe, write_key
+from causalab_mini.evidence.checks import Check, check_rows, check_writes
+from causalab_mini.model.components import COMPONENTS
+from causalab_mini.plan import plan as nodes
+from causalab_mini.schedule.physical import Physical
+from causalab_mini.schedule.rewrites.direct import operations, operations_of
+from causalab_mini.schedule.schedule import Schedule, StepSchedule
+
+LONG_OPERATIONS = 6e11
+"""What some ten seconds of a CPU core compute: a run of less is checked at every point."""
+SHARE = 0.05
+"""Of what a longer run computes, what its checks may."""
+
+
+class Checking:
+    """Checks the interventions of a run as they come.
+
+    Args:
+        engine: the checkpoint.
+        request: what is run.
+        schedules: of all points.
+        physical: what is run of it.
+        level: `sample`: one row of each intervention alone, or of as many as a twentieth of a long run pays for, the first always; `full`: every row.
+    """
+
+    def __init__(
+        self, engine: Engine, request: nodes.Request, schedules: Sequence[Schedule], physical: Physical, level: Literal["sample", "full"]
+    ) -> None:
+        self.engine = engine
+        self.request = request
+        self.level = level
+        facts = request.facts
+        a_token = operations_of(facts) * facts.n_layers + 2.0 * facts.hidden * facts.vocabulary
+        self.costs = {}
+        for schedule in schedules:
+            for step in schedule.steps:
+                for intervention in step.step.interventions:
+                    (row,) = _most_padded(request, intervention, range(step.step.n_rows))
+                    tokens = sum(request.prompts[forward.rows][row].n_tokens for forward in intervention.forwards)
+                    self.costs[id(step), intervention.name] = a_token * tokens
+        run = sum(operations(one, facts) for one in physical.passes.values())
+        self.allowed = None if level == "full" or run + sum(self.costs.values()) < LONG_OPERATIONS else SHARE * run
+        self.n_seen = 0
+        self.spent = 0.0
+
+    def wants(self, schedule: StepSchedule, intervention: nodes.Intervention) -> bool:
+        """Returns whether rows of an intervention are run alone: the first always, the others evenly over the run as far as that goes."""
+        cost = self.costs[id(schedule), intervention.name]
+        self.n_seen += 1
+        if self.allowed is not None and self.n_seen > 1 and self.spent + cost > self.allowed * self.n_seen / len(self.costs):
+            return False
+        self.spent += cost
+        return True
+
+    def of(self, schedule: StepSchedule, intervention: nodes.Intervention, observed: Observed, outputs: Mapping[str, Made]) -> list[Check]:
+        """Returns the outcome of the checks of one intervention.
+
+        Args:
+            schedule: of its step.
+            intervention: which.
+            observed: what it found.
+            outputs: of earlier steps.
+        """
+        request, dtype = self.request, self.engine.facts.dtype
+        name = f"{schedule.step.name}/{intervention.name}" if schedule.step.is_list else schedule.step.name
+        deranges = any(
+            isinstance(w.operand, nodes.FromRead) and w.operand.derangement is not None for f in intervention.forwards for w in f.writes
+        )
+        differences: dict[int, float] = {}
+        compared = [read for read in _compared(intervention, dtype) if read in observed.values]
+        why = ""
+        if deranges:
+            why = "`permute` needs the other rows"
+        elif len(observed.rows) > 1 and compared and not self.wants(schedule, intervention):
+            why = "a sample of the points is; `--check full` compares all"
+        elif len(observed.rows) > 1 and compared:
+            for row in observed.rows if self.level == "full" else _most_padded(request, intervention, observed.rows):
+                alone = observe(self.engine, schedule, intervention, request.prompts, outputs, (row,))
+                differences[row] = _difference(observed, alone, observed.rows.index(row), compared)
+        rows = check_rows(name, differences, dtype, len(observed.rows))
+        if why:
+            rows = Check("rows", "skipped", f"{name}: rows not compared ({why})")
+        expected: dict[str, list[int]] = {}
+        for one in schedule.passes[intervention.name]:
+            for write in one.forward.writes:
+                key = write_key(intervention, one.forward, write)
+                expected[key] = [row for row in observed.rows if row not in one.missing]
+        changes = {key: evidence.change for key, evidence in observed.writes.items()}
+        left_over = {key: evidence.n_left_over for key, evidence in observed.writes.items()}
+        not_run = {key: evidence.n_not_run for key, evidence in observed.writes.items()}
+        return [rows, check_writes(name, changes, expected, left_over, not_run)]
+
+
+def _most_padded(request: nodes.Request, intervention: nodes.Intervention, rows: Sequence[int]) -> tuple[int]:
+    """Returns the row with the fewest tokens: it is the one that a fault of padding, masks or positions would show on."""
+    prompts = [request.prompts[forward.rows] for forward in intervention.forwards]
+    return (min(rows, key=lambda row: sum(of_role[row].n_tokens for of_role in prompts)),)
+
+
+def _compared(intervention: nodes.Intervention, dtype: str) -> list[str]:
+    """Returns the reads that are held against each other: all in fp32; under coarser rounding the logits, where there are any."""
+    reads = [read for forward in intervention.forwards for read in forward.reads]
+    logits = [read.name for read in reads if COMPONENTS[read.site.component].is_vocabulary or read.view == "logits"]
+    return logits if logits and dtype != "fp32" else [read.name for read in reads]
+
+
+def _difference(observed: Observed, alone: Observed, index: int, names: Sequence[str]) -> float:
+    """Returns the largest difference of a row's reads in the batch and alone, as a share of their standard deviation."""
+    worst = 0.0
+    for name, value in ((name, alone.values[name]) for name in names):
+        one, batched = value.row(0), observed.values[name].row(index)
+        if name in observed.patterns:
+            hidden = one <= torch.finfo(one.dtype).min
+            if not torch.equal(hidden, batched <= torch.finfo(one.dtype).min):
+                return float("inf")
+            one, batched = one[~hidden], batched[~hidden]
+        one, batched = one.float(), batched.float()
+        if one.numel() == 0:
+            continue
+        spread = float(one.std()) if one.numel() > 1 else float(one.abs().max())
+        if name not in observed.patterns:
+            one, batched = observed.compared(name, one), observed.compared(name, batched)
+        difference = float((one - batched).abs().max())
+        worst = max(worst, difference / spread if spread > 0 else difference)
+        if not (torch.isfinite(one).all() and torch.isfinite(batched).all()):
+            worst = float("inf")
+    return worst
