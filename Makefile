@@ -29,7 +29,9 @@ docs: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/startup.py
-	$(BIN)/python benchmarks/patching.py
+	$(BIN)/python benchmarks/examples.py
+	$(BIN)/python benchmarks/patching.py --model smollm2
+	$(BIN)/python benchmarks/patching.py --model random-llama
 
 fix: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

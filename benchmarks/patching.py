@@ -167,12 +167,12 @@ def peer_ways(
 def schedule_data(local: Local, models: Models) -> dict[str, Any]:
     """Returns what this package's schedule costs before and after its rewrites, beside the plain forwards, and the ratio that predicts.
 
-    The second prediction weighs layers and unembedding by how many weights each multiplies a position by.
+    Padding is counted on all sides. The second prediction weighs layers and unembedding by how many weights each multiplies a position by.
     """
     physical, work = local.physical, local.work
     after = physical.cost
     before = physical.plain.cost
-    n_tokens, n_layers = sum(map(sum, work.base.mask)), models.plain.config.num_hidden_layers
+    n_tokens, n_layers = sum(map(len, work.base.ids)), models.plain.config.num_hidden_layers
     bare = {"passes": work.n_bare, "layer_tokens": work.n_bare * n_tokens * n_layers, "head_positions": work.n_bare * n_tokens}
     layer, head = models.weights()
 

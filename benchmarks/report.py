@@ -29,17 +29,18 @@ def markdown(found: Mapping[str, Any]) -> str:
         "full. *Memory* is the largest resident size over that with the model loaded, without the results themselves, while the points of a",
         "repeat were run. *Difference* is the largest of any logit at the sampled points from the hooks written by hand.",
         "",
-        *_ways_text(found),
+        *_ways_text(),
     ]
     for name, one in found["works"].items():
         lines += ["", *_work(name, one)]
     return "\n".join(lines) + "\n"
 
 
-def _ways_text(found: Mapping[str, Any]) -> Iterator[str]:
+def _ways_text() -> Iterator[str]:
     yield "Loops by hand and nnterp's traces run the model twice a point. A session reads all sources in one trace. Of this package, *no"
-    yield "rewrites* are the plan's own passes, *with its checks* what `run` does by default: one row of every point once more, alone."
-    yield "The other tools run in environments of their own, against the plain forwards of `transformers` there."
+    yield "rewrites* are the plan's own passes, *with its checks* what `run` does by default: rows once more, alone; what a model's first use"
+    yield "is checked with is not counted. The other tools run in environments of their own, each against the plain forwards of `transformers`"
+    yield "there."
 
 
 def _work(name: str, one: Mapping[str, Any]) -> Iterator[str]:
@@ -79,7 +80,7 @@ def _row(way: Mapping[str, Any], n_points: int) -> str:
 def _schedule(one: Mapping[str, Any]) -> Iterator[str]:
     schedule = one["schedule"]
     before, after = schedule["before"], schedule["after"]
-    yield f"This package's schedule: passes {before['passes']:,} → {after['passes']:,}, layer·tokens {before['layer_tokens']:,} →"
+    yield f"This package's schedule: passes {before['passes']:,} → {after['passes']:,}, layer·tokens, padding counted, {before['layer_tokens']:,} →"
     yield f"{after['layer_tokens']:,}, positions of logits {before['head_positions']:,} → {after['head_positions']:,}. Plain forwards have"
     yield f"{schedule['bare']['layer_tokens']:,} layer·tokens and {schedule['bare']['head_positions']:,} positions of logits: predicted ratio"
     yield f"**{schedule['predicted']:.3f}** by layer·tokens alone, {schedule['predicted_with_head']:.3f} with the unembedding weighed in; measured"

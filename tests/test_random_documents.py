@@ -1,6 +1,7 @@
-"""Random documents give the same numbers whatever is rewritten: the scheduler is exact, and not only on the documents that we thought of.
+"""Random documents give the same numbers whatever is rewritten: the scheduler is exact, and not only on documents that somebody thought of.
 
-`CAUSALAB_EXAMPLES` says how many are drawn (for a long run, some hundreds), `CAUSALAB_SEED` which.
+`CAUSALAB_EXAMPLES` says how many are drawn (some hundreds for a long run), `CAUSALAB_SEED` which; both have a fixed default. One that fails
+is made as small as it fails, and shown whole.
 """
 
 import json
@@ -28,25 +29,27 @@ from causalab_mini.schedule.schedule import build_schedule
 
 pytestmark = pytest.mark.tiny
 
-N_EXAMPLES = int(os.environ.get("CAUSALAB_EXAMPLES", "50"))
+N_EXAMPLES = int(os.environ.get("CAUSALAB_EXAMPLES", "70"))
 SEED = int(os.environ.get("CAUSALAB_SEED", "0"))
 SAME_BITS = ("share", "stop_early", "drop", "free_early")
-"""Rewrites that promise every bit; the others batch or cut products in another way."""
+"""Rewrites that promise every bit; others make batches or products of another shape."""
 TOLERANCE = 1e-4
+"""Relative and absolute. Rounding in batches of another shape comes to 1e-6; values are of order 1."""
+LEAST_DENOMINATOR = 1e-2
+"""Of a recovered metric that is compared: a ratio to almost nothing says nothing."""
 MAX_REMEMBERED = 600
 
 
 def of_examples(test, share=1.0):
-    """Runs a test on drawn examples: the same ones in every test and on every machine.
+    """Runs a test on drawn examples: the same ones, from the first, in every test and on every machine.
 
     Args:
         test: what is done with each.
         share: of the number of examples.
     """
-    checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-    profile = settings(
-        max_examples=max(1, round(N_EXAMPLES * share)), deadline=None, database=None, phases=[Phase.generate], suppress_health_check=checks
-    )
+    options: dict[str, Any] = {"deadline": None, "database": None, "phases": [Phase.generate]}
+    options["suppress_health_check"] = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+    profile = settings(max_examples=max(1, round(N_EXAMPLES * share)), **options)
     seed(SEED)(profile(given(example=examples())(lambda example: test(example))))()
 
 
@@ -63,7 +66,7 @@ class Compiled:
     batch_size: int | None
 
     def run(self, rewrites, check="off"):
-        """Returns a run, or the words that it is refused with."""
+        """Returns a run, or the words that it is refused with: a `where` may leave no row."""
         options = {"schedules": self.schedules, "check": check, "rewrites": rewrites, "batch_size": self.batch_size}
         try:
             return self.engine.execute(self.request, **options)
@@ -80,13 +83,12 @@ class Bench:
     """The models, each opened when it is first drawn, and the examples that were compiled."""
 
     def __init__(self, folder):
+        from transformers import AutoConfig
+
         self.folder = folder
         self.engines = {}
         self.known = OrderedDict()
-        self.refusals = Counter()
         for family in dict.fromkeys(FAMILIES):
-            from transformers import AutoConfig
-
             model_type, shape = config_of(family)
             save_random(folder / family, AutoConfig.for_model(model_type, **shape), small_tokenizer())
 
@@ -101,31 +103,34 @@ class Bench:
             self.engines[key] = {"nnterp": NNterpEngine, "hooks": HooksEngine}[kind].load(spec, device_map="cpu")
         return self.engines[key]
 
-    def compiled(self, example, kind="hooks"):
-        """Returns an example that can be run, or None where it is refused."""
-        key = (kind, example.key)
-        if key not in self.known:
-            self.known[key] = self.compile(example, kind)
-            while len(self.known) > MAX_REMEMBERED:
-                self.known.popitem(last=False)
-        return self.known[key]
+    def compile(self, example, kind="hooks"):
+        """Returns an example that can be run.
 
-    def compile(self, example, kind):
+        Raises:
+            InputError: its document does not fit its rows or its model.
+        """
         raw = json.loads(json.dumps(example.raw))
         raw["model"]["key"] = str(self.folder / example.family)
         for name, rows in example.tables.items():
             write_table(self.folder / "data", name, rows)
         engine = self.engine(example.family, example.attention, kind)
-        try:
-            request = build_request(raw, self.folder / "data", engine)
-            return Compiled(engine, request, [build_schedule(request, point) for point in request.points], example.batch_size)
-        except InputError as refusal:
-            self.refusals[refusal.problems[0].text()] += 1
-            return None
+        request = build_request(raw, self.folder / "data", engine)
+        return Compiled(engine, request, [build_schedule(request, point) for point in request.points], example.batch_size)
+
+    def compiled(self, example, kind="hooks"):
+        """Returns an example that can be run, None where it is refused; remembered, for other tests draw it too."""
+        key = (kind, example.key)
+        if key not in self.known:
+            try:
+                self.known[key] = self.compile(example, kind)
+            except InputError:
+                self.known[key] = None
+            if len(self.known) > MAX_REMEMBERED:
+                self.known.popitem(last=False)
+        return self.known[key]
 
     def holds(self, law, kind="hooks", share=1.0):
-        """Judges examples by a law, a function that raises where a compiled one breaks it; what is told of is as small as can be."""
-
+        """Judges examples by a law, a function that raises where one of them breaks it; the first that does is told of, made small."""
         told: dict[str, str] = {}  # hypothesis runs what failed once more
 
         def judge(example):
@@ -145,21 +150,23 @@ class Bench:
         of_examples(judge, share)
 
     def breaks(self, law, example, kind, error):
-        """Returns whether an example that compiles breaks a law with some kind of error."""
-        compiled = self.compile(example, kind)
+        """Returns whether an example compiles and breaks a law with some kind of error."""
         try:
-            return compiled is not None and law(compiled) is not None
-        except error:
-            return True
-        except Exception:
+            compiled = self.compile(example, kind)
+        except InputError:
             return False
+        try:
+            law(compiled)
+        except Exception as found:
+            return isinstance(found, error)
+        return False
 
     def said(self, law, example, kind):
         """Returns what is said where an example breaks a law."""
         try:
             law(self.compile(example, kind))
         except Exception as found:
-            return "".join(traceback.format_exception_only(found)).strip()
+            return "".join(traceback.format_exception(found)[-2:]).strip()
         return "it did not fail again"
 
 
@@ -175,105 +182,100 @@ def bench(tmp_path_factory):
 
 
 def assert_same_run(expected, found, exactly=False):
-    """Compares two runs: every cell of every table, every output, to the bit or within the tolerance."""
+    """Compares two runs: every cell of every table, every output and place, to the bit or within the tolerance."""
     if isinstance(expected, str) or isinstance(found, str):
         assert found == expected
         return
     assert [point.label for point in found.points] == [point.label for point in expected.points]
     for one, other in zip(expected.points, found.points, strict=True):
-        assert list(one.steps) == list(other.steps)
+        assert list(other.steps) == list(one.steps)
         for name, step in one.steps.items():
-            where = f"{one.label}/{name}"
-            assert_same_tables(step.results["metrics"], other.steps[name].results["metrics"], exactly, where)
-            assert_same_outputs(step.results["outputs"], other.steps[name].results["outputs"], exactly, where)
-            assert step.results["positions"] == other.steps[name].results["positions"], where
+            where, again = f"{one.label}/{name}", other.steps[name]
+            assert again.results["positions"] == step.results["positions"], where
+            assert_same_tables(step.results["metrics"], again.results["metrics"], exactly, where)
+            assert_same_outputs(step.results["outputs"], again.results["outputs"], exactly, where)
 
 
 def assert_same_tables(expected, found, exactly, where):
-    assert list(expected) == list(found), where
+    assert list(found) == list(expected), where
     for name, rows in expected.items():
         for index, (one, other) in enumerate(zip(rows, found[name], strict=True)):
-            path = f"{where}/{name}[{index}]"
-            kind, slack = one["estimand_version"].partition("/")[0], 1.0
+            path, kind, tolerance = f"{where}/{name}[{index}]", one["estimand_version"].partition("/")[0], TOLERANCE
             if kind == "recovered" and not exactly:
                 spread = denominator(expected, name, index)
-                if spread is None or spread < 1e-2:
-                    continue  # a ratio to almost nothing
-                slack = 10 / min(spread, 1.0) * max(1.0, abs(one["value"] or 0.0))
-            assert {key: cell for key, cell in one.items() if key != "value"} == {
-                key: cell for key, cell in other.items() if key != "value"
-            }, path
-            assert_same_value(one["value"], other["value"], kind, 0.0 if exactly else TOLERANCE * slack, path)
+                if spread < LEAST_DENOMINATOR:
+                    continue
+                tolerance *= max(1.0, abs(one["value"])) / min(spread, 1.0)
+            assert without_value(other) == without_value(one), path
+            assert_same_value(one["value"], other["value"], kind, 0.0 if exactly else tolerance, path)
+
+
+def without_value(line):
+    return {key: cell for key, cell in line.items() if key != "value"}
 
 
 def denominator(tables, name, index):
-    """Returns what a recovered metric was divided by: the generator scores both of its ends."""
+    """Returns what a recovered metric was divided by, 0 where it has no value: beside it both of its ends are scored."""
     clean, corrupt = (tables[f"{name}_{side}"][index]["value"] for side in ("clean", "corrupt"))
-    return None if clean is None or corrupt is None else abs(clean - corrupt)
+    return 0.0 if tables[name][index]["value"] is None else abs(clean - corrupt)
 
 
 def assert_same_value(one, other, kind, tolerance, path):
-    if kind == "top_k" and tolerance and one is not None and other is not None:
-        likely, others = ([probability for _, probability in value] for value in (one, other))
-        assert others == pytest.approx(likely, rel=tolerance, abs=tolerance), path
-        tied = [any(abs(p - q) <= tolerance for j, q in enumerate(likely) if j != i) or i == len(likely) - 1 for i, p in enumerate(likely)]
-        assert all(is_tied or a == b for (a, _), (b, _), is_tied in zip(one, other, tied, strict=True)), path
-    elif kind == "rank" and tolerance and one is not None:
-        assert other == pytest.approx(one, abs=1), path  # two tokens may change places by a last bit
-    elif tolerance and one is not None:
-        assert other == pytest.approx(one, rel=tolerance, abs=tolerance), f"{path}: {one} → {other}"
+    if one is None or other is None or not tolerance:
+        assert other == one, path
+    elif kind == "top_k":
+        likely, again = ([probability for _, probability in value] for value in (one, other))
+        assert again == pytest.approx(likely, rel=tolerance, abs=tolerance), path
+        for (token, probability), (found, _), later in zip(one, other, [*likely[1:], likely[-1]], strict=True):
+            if probability - later <= tolerance:
+                break  # from here on tokens may change places by a last bit
+            assert found == token, path
     else:
-        assert one == other, path
+        slack = 1.0 if kind == "rank" else tolerance  # two tokens may change places by a last bit
+        assert other == pytest.approx(one, rel=tolerance, abs=slack), f"{path}: {one} became {other}"
 
 
 def assert_same_outputs(expected, found, exactly, where):
-    assert list(expected) == list(found), where
+    assert list(found) == list(expected), where
+    tolerance = 0.0 if exactly else TOLERANCE
     for name, one in expected.items():
-        other = found[name]
-        assert (one.value.lengths, one.kind, one.groups) == (other.value.lengths, other.kind, other.groups), f"{where}/{name}"
-        tolerance = 0.0 if exactly else TOLERANCE
+        other, path = found[name], f"{where}/{name}"
+        assert (other.value.lengths, other.kind, other.groups) == (one.value.lengths, one.kind, one.groups), path
+        data = one.value.data
         torch.testing.assert_close(
-            other.value.data,
-            one.value.data,
-            rtol=tolerance,
-            atol=tolerance,
-            equal_nan=True,
-            msg=lambda text, name=name: f"{where}/{name}: {text}",
+            other.value.data, data, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda text, path=path: f"{path}: {text}"
         )
 
 
 def assert_same_writes(expected, found):
-    """Compares what the check of writes saw: which fired, and how far they moved what they wrote."""
+    """Compares what the check of writes saw: which fired where, and how far they moved what stood there."""
     if isinstance(expected, str):
         return
     for one, other in zip(expected.points, found.points, strict=True):
         for name, step in one.steps.items():
             pairs = zip(step.results["checks"], other.steps[name].results["checks"], strict=True)
-            for check, again in pairs:
-                assert check.name == again.name
-                if check.name != "writes":
-                    continue
-                assert check.status == again.status
-                assert check.data.keys() == again.data.keys()
-                writes = check.data.get("writes", {})
-                assert writes.keys() == again.data.get("writes", {}).keys()
+            for check, again in ((check, again) for check, again in pairs if check.name == "writes"):
+                assert again.status == check.status, f"{one.label}/{name}: {again.text}"
+                writes, now = check.data.get("writes", {}), again.data.get("writes", {})
+                assert now.keys() == writes.keys()
                 for write, said in writes.items():
-                    now = again.data["writes"][write]
-                    for count in ("n_rows", "n_fired", "n_tokens_left_over"):
-                        assert said[count] == now[count], f"{one.label}/{name}/{write}"
-                    change = None if said["median_change"] is None else pytest.approx(said["median_change"], rel=1e-3, abs=TOLERANCE)
-                    assert now["median_change"] == change, f"{one.label}/{name}/{write}"
+                    assert_same_evidence(said, now[write], f"{one.label}/{name}/{write}")
+
+
+def assert_same_evidence(one, other, path):
+    for count in ("n_rows", "n_fired", "n_tokens_left_over"):
+        assert other[count] == one[count], f"{path}: {count}"
+    was, now = one["median_change"], other["median_change"]
+    assert (now is None) == (was is None), path
+    if was is not None and min(was, now) < 1e3:  # above that, what stood there was next to nothing
+        assert now == pytest.approx(was, rel=1e-3, abs=TOLERANCE), path
 
 
 # the properties
 
 
-@pytest.mark.parametrize("one", REWRITES, ids=lambda one: one.__name__)
-def test_a_rewrite_alone_gives_the_numbers_of_the_plain_passes(bench, one):
-    bench.holds(lambda compiled: assert_same_run(compiled.plain, compiled.run((one,)), exactly=one.__name__ in SAME_BITS))
-
-
 def same_numbers_and_writes(compiled):
+    """The law of all rewrites together."""
     found = compiled.run(REWRITES, check="sample")
     assert_same_run(compiled.plain, found)
     assert_same_writes(compiled.plain, found)
@@ -281,6 +283,11 @@ def same_numbers_and_writes(compiled):
 
 def test_all_rewrites_give_the_numbers_of_the_plain_passes_and_write_the_same(bench):
     bench.holds(same_numbers_and_writes)
+
+
+@pytest.mark.parametrize("one", REWRITES, ids=lambda one: one.__name__)
+def test_a_rewrite_alone_gives_the_numbers_of_the_plain_passes(bench, one):
+    bench.holds(lambda compiled: assert_same_run(compiled.plain, compiled.run((one,)), exactly=one.__name__ in SAME_BITS), share=0.6)
 
 
 def test_every_rewrite_keeps_the_laws_and_all_of_them_cost_no_more(bench):
@@ -296,5 +303,49 @@ def test_every_rewrite_keeps_the_laws_and_all_of_them_cost_no_more(bench):
     bench.holds(law)
 
 
-def test_nnterp_runs_what_is_rewritten_as_it_runs_the_plain_passes(bench):
-    bench.holds(same_numbers_and_writes, kind="nnterp", share=0.2)
+def test_nnterp_gives_the_numbers_of_its_plain_passes_too(bench):
+    bench.holds(same_numbers_and_writes, kind="nnterp", share=0.15)
+
+
+# what is drawn
+
+DRAWN = {
+    "mechanism": {"swap", "add_scaled", "lerp", "gaussian", "clamp", "renormalize", "project_out", "permute", "knockout"},
+    "component": {"block_output", "block_input", "attention_output", "attention_query", "attention_value", "attention_z", "mlp_output"}
+    | {"mlp_neuron_output", "block_mid", "embeddings", "ln_final", "logits", "attention_probs", "attention_premix", "attention_key"},
+    "kind": {"logit_diff", "match", "cross_entropy", "token_prob", "rank", "kl", "js", "cosine", "value", "top_k", "recovered"}
+    | {"answer_logprob", "class_match", "token_logit"},
+    "reduce": {"mean", "std", "mean_by", "pca"},
+    "align": {"last", "first", "mean"},
+    "as": {"layer", "pos", "strength", "head", "which"},
+    "view": {"logits"},
+}
+"""Words of the language that a run of the default length reaches; beside them, the keys below."""
+KEYS = {"heads", "units", "keys", "where", "difference", "ref", "scope", "span", "last", "all", "stride", "offset", "outputs"}
+
+
+def test_most_documents_compile_and_every_part_of_the_language_is_drawn(bench):
+    found, n = {word: set() for word in DRAWN}, Counter()
+    keys = set()
+
+    def collect(value):
+        for key, inner in value.items() if isinstance(value, dict) else ((None, inner) for inner in value):
+            keys.add(key)
+            if key in found and isinstance(inner, str):
+                found[key].add(inner)
+            if isinstance(inner, dict | list):
+                collect(inner)
+
+    def look(example):
+        is_there = bench.compiled(example) is not None
+        n[is_there] += 1
+        if is_there:
+            n[example.family] += 1
+            collect(example.raw)
+
+    of_examples(look)
+    assert n[True] >= 0.6 * (n[True] + n[False])
+    if N_EXAMPLES >= 70 and SEED == 0:
+        assert {word: DRAWN[word] - found[word] for word in DRAWN} == {word: set() for word in DRAWN}
+        assert not KEYS - keys
+        assert all(n[family] for family in FAMILIES)

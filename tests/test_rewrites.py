@@ -8,6 +8,7 @@ import torch
 from authoring import ENTITY, LOGITS, document, observe, patching, site
 from conftest import ROOT
 
+from causalab_mini.engine.first_use import Trust
 from causalab_mini.experiment import load
 from causalab_mini.plan import build_request
 from causalab_mini.plan.load import load_spec
@@ -198,6 +199,7 @@ def test_a_run_is_checked_against_its_plain_passes(plain, monkeypatch):
 
     engine, request, schedules, _ = plain("patching")
     right, engine_run = resume.n_below, type(engine).run
+    monkeypatch.setattr(engine, "trust", Trust("token", None))  # it was right when the model was first used
     monkeypatch.setattr(resume, "n_below", lambda part, n_layers: max(0, right(part, n_layers) - 1))
     monkeypatch.setattr(
         type(engine), "run", lambda self, batch, visits, state, shortcut: engine_run(self, batch, visits, state, _late(shortcut))

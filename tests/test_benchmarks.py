@@ -1,0 +1,40 @@
+"""The benchmark runs, and the tables in the repository are those that it writes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+pytestmark = pytest.mark.tiny
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def test_the_patching_benchmark_runs_on_the_bundled_model(tmp_path):
+    command = [sys.executable, str(ROOT / "benchmarks" / "patching.py"), "--quick", "--work", "d", "--out", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, "CAUSALAB_CACHE": str(tmp_path)}, cwd=ROOT)
+    found = json.loads((tmp_path / "patching-bundled.json").read_text(encoding="utf-8"))["works"]["d"]
+    ours = next(way for way in found["ways"] if way["name"] == "this package")
+    assert ours["difference"] < 1e-3
+    assert found["schedule"]["after"]["layer_tokens"] <= found["schedule"]["before"]["layer_tokens"]
+    assert "this package" in (tmp_path / "patching-bundled.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("model", ["smollm2", "random-llama"])
+def test_the_tables_show_numbers_that_agree_with_hooks_by_hand(model):
+    works = json.loads((RESULTS / f"patching-{model}.json").read_text(encoding="utf-8"))["works"]
+    assert set(works) == {"a", "a2", "b", "c", "d"}
+    for name, work in works.items():
+        ours = next(way for way in work["ways"] if way["name"] == "this package")
+        assert ours["difference"] < 1e-3, name
+        assert work["schedule"]["after"]["layer_tokens"] < work["schedule"]["before"]["layer_tokens"], name
+
+
+def test_no_example_takes_longer_with_rewrites():
+    """As counted, and as measured, up to a millisecond for making the schedule."""
+    for name, one in json.loads((RESULTS / "examples.json").read_text(encoding="utf-8")).items():
+        assert one["layer_tokens"][1] <= one["layer_tokens"][0], name
+        assert one["with"] <= one["without"] + 2e-3, name
