@@ -169,7 +169,7 @@ def test_a_beginning_that_all_rows_share_is_run_once(bench):
     assert len(beginning.entries()) == 1
     ids = [prompt.ids for prompts in physical.prompts.values() for prompt in prompts]
     assert beginning.until <= min(next(i for i, pair in enumerate(zip(*ids, strict=False)) if len(set(pair)) > 1), min(map(len, ids)))
-    assert "the beginning that all rows share: 1 row" in text(physical)
+    assert "what all rows begin with" in text(physical)
     bench().same(raw, ALIKE)
 
 
@@ -251,7 +251,7 @@ def test_a_difference_of_logits_needs_the_logits_of_its_tokens_alone(bench):
     physical = bench().schedule(raw, ALIKE, narrow_the_head)
     (one,) = (one for one in physical.passes.values() if one.has_writes)
     assert len(one.vocabulary) == 4
-    assert "logits of 4 tokens at 3 positions" in text(physical)
+    assert "3 × 4 tokens" in text(physical)
     run = bench().same(raw, ALIKE)
     assert {check.status for check in run.step("s").results["checks"]} == {"passed"}
     both = document(
@@ -286,7 +286,9 @@ def test_a_window_that_slides_keeps_all_tokens(bench, engines):
 def test_a_schedule_is_printed_and_is_data(bench):
     physical = bench().schedule(swap(layers={"sweep": "all", "as": "layer"}), RAGGED_PAIRS, *REWRITES)
     said, found = text(physical), data(physical)
-    assert "joined; the last 4 of up to" in said
+    assert "12 (3 joined)  last 4 of" in said
+    assert "frees #1" in said
+    assert sum(len(one["frees"]) for one in found["passes"]) == 1
     assert "rewrite            passes  layer·tokens" in said
     assert [saving["rewrite"] for saving in found["rewrites"]] == [
         "share",
@@ -314,6 +316,25 @@ def test_a_trace_and_hooks_give_the_same_bits(bench, kind):
     request = bench.request(raw, RAGGED_PAIRS)
     one = numbers(bench.engine.execute(request, check="off", rewrites=traced))
     assert_same(one, numbers(bench.engine.execute(request, check="off", rewrites=REWRITES)), exactly=True)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_coarser_numbers_stay_as_near_as_batches_are(checkpoints, tmp_path, dtype):
+    from causalab_mini.engine.engines.hooks import HooksEngine
+    from causalab_mini.plan.spec import ModelSpec
+
+    engine = HooksEngine.load(ModelSpec(key=str(checkpoints("llama-grouped")), dtype=dtype), device_map="cpu")
+    bench = Bench(engine, tmp_path)
+    raw = swap(layers={"sweep": "all", "as": "layer"}, pos={"last": 2}) | {
+        "model": {"key": str(checkpoints("llama-grouped")), "dtype": dtype}
+    }
+    request = bench.request(raw, RAGGED_PAIRS)
+    expected = numbers(engine.execute(request, check="off", rewrites=()))
+    run = engine.execute(request)
+    assert {check.status for point in run.points for check in point.step("s").results["checks"]} == {"passed"}
+    assert run.record["schedule"]["level"] == "token"
+    for (_, one), (_, other) in zip(expected, numbers(run), strict=True):
+        assert float((one - other).abs().max() / one.std()) < 3e-2
 
 
 # laws

@@ -11,6 +11,7 @@ from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.memory import kept_bytes, peak_bytes
 from causalab_mini.schedule.physical import Cost, Physical, PhysicalPass
 
+PASSES = ("pass", "what", "rows", "tokens", "layers", "logits at", "reads", "writes", "resumes", "stands for", "")
 HEADER = ("rewrite", "passes", "layer·tokens", "logits at", "peak memory")
 
 
@@ -39,10 +40,9 @@ def savings(physical: Physical) -> list[Saving]:
 def text(physical: Physical) -> str:
     """Returns a schedule for a person: a line a pass, and what each rewrite saved."""
     names = {name: f"#{number}" for number, name in enumerate(physical.passes, 1)}
-    lines = [f"{names[name]:>5}  {_line(one, names, physical.facts)}" for name, one in physical.passes.items()]
-    idle = sum(len(rows) for rows in physical.idle.values())
-    if idle:
-        lines.append(f"       not run: {_count(idle, 'row')} of passes whose writes would put back what stands there")
+    freed = freed_after(physical)
+    passes = [PASSES, *(_line(name, one, names, freed[name], physical.facts) for name, one in physical.passes.items())]
+    lines = [*_aligned(passes), "", *_remarks(physical)]
     table: list[tuple[str, ...]] = [HEADER]
     notes = []
     for saving in savings(physical):
@@ -57,71 +57,91 @@ def text(physical: Physical) -> str:
         table.append((saving.rewrite, *changes, _change(_size(saving.peak_before), _size(saving.peak_after))))
         if saving.note:
             notes.append(f"{saving.rewrite}: {saving.note}")
-    widths = [max(len(row[column]) for row in table) for column in range(len(HEADER))]
-    lines += ["", *("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table)]
+    lines += ["", *_aligned(table)]
     first, last = physical.plain.cost, physical.cost
     if first.layer_tokens:
         lines.append(f"in all: {last.layer_tokens / first.layer_tokens:.0%} of the plan's layers times tokens")
     return "\n".join([*lines, *notes])
 
 
-def _line(one: PhysicalPass, names: dict[str, str], facts: ModelFacts) -> str:
+def freed_after(physical: Physical) -> dict[str, list[str]]:
+    """Returns, for each pass, those whose streams, keys and values nobody needs after it."""
+    last = {source: name for name, one in physical.passes.items() for source in (one.resumes, one.prefix) if source is not None}
+    return {name: [source for source, end in last.items() if end == name and physical.frees_early] for name in physical.passes}
+
+
+def _line(name: str, one: PhysicalPass, names: dict[str, str], freed: Sequence[str], facts: ModelFacts) -> tuple[str, ...]:
+    """Returns the cells of a pass."""
     forward = one.forward
-    what = f"'{forward.model}' on '{forward.role}'" if any(part.n_uses for part in one.parts) else f"'original' on '{forward.role}'"
-    if one.until is not None:
-        what = "the beginning that all rows share"
-    details = [_rows(one), _tokens(one), _layers(one, facts), _head(one)]
-    reads = len({read.name for part in one.parts for read in part.forward.reads})
-    if reads:
-        details.append(_count(reads, "read"))
+    what = f"{forward.model} on {forward.role}" + (" + answers" if forward.appended is not None else "")
+    if not any(part.n_uses for part in one.parts):
+        what = f"original on {forward.role}, for others" if one.until is None else "what all rows begin with"
     sites = list(dict.fromkeys(str(place.site) for place in one.places if isinstance(place, nodes.Write)))
-    if sites:
-        details.append(f"writes {', '.join(sites[:3])}{' …' if len(sites) > 3 else ''}")
-    sources = list(dict.fromkeys(names[name] for name in (one.resumes, one.prefix) if name is not None))
-    if sources:
-        details.append(f"resumes {' and '.join(sources)}")
+    sources = list(dict.fromkeys(names[source] for source in (one.resumes, one.prefix) if source is not None))
     kept = [_count(len(one.keeps), "stream")] if one.keeps else []
     kept += ["keys and values"] if one.keeps_tokens else []
-    if kept:
-        details.append(f"keeps {' and '.join(kept)} ({_size(kept_bytes(one, facts))})")
-    n_uses = sum(part.n_uses for part in one.parts)
-    if n_uses > 1:
-        details.append(f"stands for {n_uses} passes")
-    if one.is_direct:
-        details.append("hooks, no trace")
-    answers = " + answers" if forward.appended is not None else ""
-    return f"{what}{answers}: {'; '.join(details)}"
+    held = [f"keeps {' and '.join(kept)} ({_size(kept_bytes(one, facts))})"] if kept else []
+    held += [f"frees {', '.join(names[source] for source in freed)}"] if freed else []
+    return (
+        names[name],
+        what,
+        _rows(one),
+        _tokens(one),
+        _layers(one, facts),
+        _head(one),
+        str(len({read.name for part in one.parts for read in part.forward.reads}) or "–"),
+        ", ".join(sites[:2]) + (f" and {len(sites) - 2} more" if len(sites) > 2 else "") or "–",
+        " and ".join(sources) or "–",
+        str(sum(part.n_uses for part in one.parts) or "–"),
+        "; ".join(held),
+    )
+
+
+def _remarks(physical: Physical) -> list[str]:
+    """Returns what is said of all passes together."""
+    n, idle = len(physical.passes), sum(len(rows) for rows in physical.idle.values())
+    traced = [f"#{number}" for number, one in enumerate(physical.passes.values(), 1) if not one.is_direct]
+    said = "every pass is small, and runs under hooks without a trace"
+    if traced:
+        named = ", ".join(traced[:8]) + (" …" if len(traced) > 8 else "")
+        said = "every pass is a trace" if len(traced) == n else f"small passes run under hooks without a trace; {named} as traces"
+    found = [said]
+    if idle:
+        found.append(f"not run: {_count(idle, 'row')} of passes whose writes would put back what stands there")
+    return found
+
+
+def _aligned(table: Sequence[tuple[str, ...]]) -> list[str]:
+    """Returns rows of cells as lines of equal columns."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
 
 
 def _rows(one: PhysicalPass) -> str:
     n_rows, n_batches = len(one.entries()), len(one.batches())
-    parts = f" of {len(one.parts)} joined" if len(one.parts) > 1 else ""
-    return _count(n_rows, "row") + parts + (f" in {n_batches} batches by length" if n_batches > 1 else "")
+    parts = f" ({len(one.parts)} joined)" if len(one.parts) > 1 else ""
+    return f"{n_rows:,}{parts}" + (f" in {n_batches} batches" if n_batches > 1 else "")
 
 
 def _tokens(one: PhysicalPass) -> str:
     entries = one.entries()
     whole, run = max(entry.length for entry in entries), max(entry.n_run for entry in entries)
-    if run < whole:
-        return f"the last {run} of up to {_count(whole, 'token')}" if run > 1 else f"the last of up to {_count(whole, 'token')}"
-    return f"up to {_count(whole, 'token')}"
+    return f"last {run} of {whole}" if run < whole else f"{whole}"
 
 
 def _layers(one: PhysicalPass, facts: ModelFacts) -> str:
     last, firsts = one.top(facts) - 1, sorted({part.n_skipped for part in one.parts})
     if firsts[0] > last:
-        return "no layers"
-    if firsts[0] == last:
-        return f"layer {last}"
-    first = f"{firsts[0]}…{firsts[-1]}" if len(firsts) > 1 else f"{firsts[0]}"
-    return f"layers {first}–{last}"
+        return "none"
+    first = f"{firsts[0]}…{min(firsts[-1], last)}" if len(firsts) > 1 and firsts[0] < last else f"{firsts[0]}"
+    return first if first == str(last) else f"{first}–{last}"
 
 
 def _head(one: PhysicalPass) -> str:
     if one.stops_after is not None:
-        return "no head"
-    tokens = "" if one.vocabulary is None else f" of {_count(len(one.vocabulary), 'token')}"
-    return f"logits{tokens} at {_count(one.n_head_positions(), 'position')}"
+        return "–"
+    tokens = "" if one.vocabulary is None else f" × {_count(len(one.vocabulary), 'token')}"
+    return f"{one.n_head_positions():,}{tokens}"
 
 
 def _count(n: int, what: str) -> str:
@@ -142,8 +162,12 @@ def _size(n: int) -> str:
 def data(physical: Physical) -> dict[str, Any]:
     """Returns a schedule as JSON data."""
     names = {name: number for number, name in enumerate(physical.passes, 1)}
+    freed = freed_after(physical)
     return {
-        "passes": [_pass_data(one, name, names, physical.facts) for name, one in physical.passes.items()],
+        "passes": [
+            _pass_data(one, name, names, physical.facts) | {"frees": [names[source] for source in freed[name]]}
+            for name, one in physical.passes.items()
+        ],
         "idle_rows": sum(len(rows) for rows in physical.idle.values()),
         "rewrites": [
             {
