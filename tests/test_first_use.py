@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from authoring import RAGGED_PAIRS, write_table
+from authoring import LOGITS, RAGGED_PAIRS, document, observe, site, write_table
 from test_rewrites import assert_same, numbers
 from test_schedule import swap
 
@@ -59,7 +59,7 @@ def test_keys_of_the_wrong_token_are_found_and_layers_are_resumed_alone(case, mo
     run = engine.execute(request)
     assert run.record["schedule"]["level"] == "layer"
     assert run.record["schedule"]["refused"]["token"] > 1e-3
-    assert "passes that resume at a token differ from whole ones by" in run.warnings[0]
+    assert "passes that resume at a token are not used on this model: they differ from whole ones by" in run.warnings[0]
     assert_same(expected, numbers(run), exactly=False)
 
 
@@ -73,3 +73,52 @@ def test_streams_of_the_wrong_layer_are_found_and_whole_passes_are_run(case, mon
     assert set(run.record["schedule"]["refused"]) == {"token", "layer"}
     assert_same(expected, numbers(run), exactly=False)
     assert run.record["schedule"]["passes"][1] < run.record["schedule"]["passes"][0]
+
+
+def test_what_fails_where_it_is_tried_is_not_used(case, monkeypatch):
+    """As a release of transformers would that gives its caches another argument."""
+    engine, request = case
+    expected = numbers(engine.execute(request, check="off", rewrites=()))
+    monkeypatch.setattr(PrefixCache, "update", lambda self, *arguments, **more: {}["gone"])
+    run = engine.execute(request)
+    assert run.record["schedule"]["level"] == "layer"
+    assert run.record["schedule"]["refused"] == {"token": "KeyError: 'gone'"}
+    assert "passes that resume at a token are not used on this model: KeyError" in run.warnings[0]
+    assert_same(expected, numbers(run), exactly=False)
+
+
+def test_a_document_that_resumes_nowhere_leaves_the_next_one_to_try(case, tmp_path):
+    engine, request = case
+    reads = {"z": {"site": LOGITS, "pos": -1, "input": "base"}}
+    looking = document({"p": {"reads": reads}}, {"s": observe("p", both=False, outputs={"z": "z"})})
+    assert engine.execute(build_request(looking, tmp_path, engine)).record["schedule"]["first_use"] == "not checked"
+    assert engine.execute(request).record["schedule"]["first_use"] < 1e-4
+
+
+def test_what_needs_an_output_by_way_of_a_pass_it_is_joined_with_is_not_tried(case, tmp_path):
+    """`A` needs nothing, but its patched pass shares a batch with that of `B`, whose source adds an output."""
+    engine, _ = case
+    stream = site("block_output", 1)
+
+    def chain(operand, role):
+        return {
+            "reads": {
+                "moved": {"site": stream, "pos": -1, "model": "first"},
+                "prediction": {"site": LOGITS, "pos": -1, "model": "second"},
+            },
+            "writes": {
+                "set": {"site": site("block_output", 0), "pos": -1, "mechanism": "swap", "operand": operand},
+                "put": {"site": stream, "pos": -1, "mechanism": "swap", "operand": "moved"},
+            },
+            "models": {"first": {"input": role, "writes": ["set"]}, "second": {"input": "base", "writes": ["put"]}},
+        }
+
+    harvest = {"reads": {"z": {"site": site("block_output", 0), "pos": -1, "input": "base"}}}
+    steps = {
+        "harvest": observe("harvest", both=False, outputs={"mean": {"read": "z", "reduce": "mean"}}),
+        "both": observe(["A", "B"], outputs={"a": "A/prediction", "b": "B/prediction"}),
+    }
+    raw = document({"harvest": harvest, "A": chain(0.5, "counterfactual"), "B": chain({"ref": "mean"}, "base")}, steps)
+    request = build_request(raw, tmp_path, engine)
+    expected = numbers(engine.execute(request, check="off", rewrites=()))
+    assert_same(expected, numbers(engine.execute(request)), exactly=False)

@@ -170,6 +170,16 @@ class Bench:
         return "it did not fail again"
 
 
+@pytest.fixture(autouse=True)
+def eager_rewrites(monkeypatch):
+    """Has rewrites take what they leave alone on small rows: buckets of a few tokens, beginnings of two."""
+    from causalab_mini.schedule.rewrites import bucket, prefixes
+
+    monkeypatch.setattr(bucket, "MIN_TOKENS", 1)
+    monkeypatch.setattr(bucket, "FIXED_OPERATIONS", 0)
+    monkeypatch.setattr(prefixes, "MIN_SHARED", 2)
+
+
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
     n_threads = torch.get_num_threads()

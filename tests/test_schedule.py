@@ -121,6 +121,18 @@ def test_only_a_swap_is_a_no_op(bench, mechanism):
     bench().same(raw, ALIKE)
 
 
+def test_a_swap_of_a_mean_is_no_no_op(bench):
+    """Every token of the window is given the mean of the window: nobody's own value, however alike the prompts are."""
+    raw = swap(layers=TWO, pos={"span": [1, 4]})
+    raw["interventions"]["p"]["writes"]["patch"]["align"] = "mean"
+    assert not bench().schedule(raw, ALIKE, share, skip_no_ops).idle
+    bench().same(raw, ALIKE)
+    one = swap(layers=TWO, pos={"index": 3})
+    one["interventions"]["p"]["writes"]["patch"]["align"] = "mean"
+    assert bench().schedule(one, ALIKE, share, skip_no_ops).idle
+    bench().same(one, ALIKE)
+
+
 def test_a_swap_from_another_layer_or_row_is_no_no_op(bench):
     other = swap(layers={"sweep": [1, 2], "as": "layer"}, pos={"index": 3})
     other["interventions"]["p"]["reads"]["source"]["site"]["layers"] = 0

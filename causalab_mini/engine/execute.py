@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from causalab_mini.engine.batches import Made
@@ -19,11 +20,13 @@ from causalab_mini.errors import PlanError, Problem, RunError, quoted
 from causalab_mini.evidence.checks import Check
 from causalab_mini.evidence.memory import peak_memory_bytes
 from causalab_mini.plan import plan as nodes
-from causalab_mini.schedule.memory import peak_bytes
+from causalab_mini.schedule.memory import kept_bytes, peak_bytes
 from causalab_mini.schedule.physical import Physical, PhysicalPass, Rewrite, plain_schedule
 from causalab_mini.schedule.rewrites import REWRITES, rewrite
 from causalab_mini.schedule.schedule import Schedule, StepSchedule, build_schedule, metric_reasons
 
+KEPT_SHARE = 0.4
+"""Of what is free beside the weights, what one pass may keep for others."""
 OnPoint = Callable[[PointResult], None]
 
 
@@ -59,15 +62,12 @@ def execute(
     if schedules is None:
         schedules = [build_schedule(request, point) for point in request.points]
     plain = plain_schedule(request, schedules)
-    physical = rewrite(plain, rewrites)
-    on_scheduled(physical)
+    scheduled = rewrite(plain, rewrites)
+    on_scheduled(scheduled)
     engine.load_weights()
-    if engine.trust is None and check != "off" and rewrites:
-        engine.trust = find_trust(
-            engine, request.prompts, schedules, lambda level: rewrite(plain, at_level(rewrites, level)), request.facts.dtype
-        )
-    if engine.trust is not None and engine.trust.level != "token":
-        physical = rewrite(plain, at_level(rewrites, engine.trust.level))
+    physical = _trusted(engine, request, schedules, _fitting(engine, plain, scheduled, rewrites), rewrites, check != "off")
+    if physical is not scheduled:
+        on_scheduled(physical)
     sizes = Sizes(engine.facts, batch_size, engine.memory)
     store = Store(engine, physical, request.prompts, sizes, on_pass)
     checking = None if check == "off" else Checking(engine, request, schedules, physical, check)
@@ -80,13 +80,37 @@ def execute(
     return Run(tuple(points), record, (*record.get("warnings", ()), *_lost(engine.trust)))
 
 
+def _fitting(engine: Engine, plain: Physical, physical: Physical, rewrites: tuple[Rewrite, ...]) -> Physical:
+    """Returns a schedule that keeps no more than a share of what is free beside the weights."""
+    _, free = engine.memory()
+    limit = plain.max_kept_bytes if free is None else min(plain.max_kept_bytes, int(KEPT_SHARE * free))
+    kept = max((kept_bytes(one, engine.facts) for one in physical.passes.values()), default=0)
+    return physical if kept <= limit else rewrite(replace(plain, max_kept_bytes=limit), rewrites)
+
+
+def _trusted(
+    engine: Engine, request: nodes.Request, schedules: Sequence[Schedule], physical: Physical, rewrites: tuple[Rewrite, ...], tries: bool
+) -> Physical:
+    """Returns a schedule that is rewritten as far as the model has been found to allow, which is tried where it is not known."""
+
+    def at(level: str) -> Physical:
+        return physical if level == "token" else rewrite(physical.plain, at_level(rewrites, level))
+
+    trust = engine.trust
+    if trust is None and tries and rewrites:
+        trust = find_trust(engine, request.prompts, schedules, at, request.facts.dtype)
+        if trust.difference is not None or trust.refused:
+            engine.trust = trust  # where there was nothing to compare, the next run tries
+    return physical if trust is None else at(trust.level)
+
+
 def _how_it_went(physical: Physical, sizes: Sizes, trust: Trust | None) -> dict[str, Any]:
     """Returns what the record of a run says of its schedule."""
     first, cost = physical.plain.cost, physical.cost
     return {
         "level": "token" if trust is None else trust.level,
         "first_use": "not checked" if trust is None or trust.difference is None else trust.difference,
-        "refused": {} if trust is None else dict(trust.refused),
+        "refused": {} if trust is None else {level: why if why != float("inf") else "not finite" for level, why in trust.refused},
         "passes": [first.passes, cost.passes],
         "layer_tokens": [first.layer_tokens, cost.layer_tokens],
         "head_positions": [first.head_positions, cost.head_positions],
@@ -98,10 +122,11 @@ def _how_it_went(physical: Physical, sizes: Sizes, trust: Trust | None) -> dict[
 
 def _lost(trust: Trust | None) -> list[str]:
     """Returns what the user is told of levels that gave other numbers."""
-    return [
-        f"passes that resume at a {level} differ from whole ones by {difference:.1e} of the standard deviation on this model: not used"
-        for level, difference in (() if trust is None else trust.refused)
-    ]
+    said = []
+    for level, why in () if trust is None else trust.refused:
+        how = why if isinstance(why, str) else f"they differ from whole ones by {why:.1e} of the standard deviation"
+        said.append(f"passes that resume at a {level} are not used on this model: {how}")
+    return said
 
 
 def _run_point(engine: Engine, request: nodes.Request, schedule: Schedule, store: Store, checking: Checking | None) -> PointResult:

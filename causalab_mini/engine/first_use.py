@@ -13,12 +13,13 @@ import torch
 
 from causalab_mini.engine.contract import Engine
 from causalab_mini.engine.observe import Observed, Prompts, observe
-from causalab_mini.engine.sizes import Sizes
+from causalab_mini.engine.sizes import Sizes, is_out_of_memory
 from causalab_mini.engine.store import Store
+from causalab_mini.errors import CausalabError
 from causalab_mini.evidence.checks import TOLERANCE
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.identity import Use
-from causalab_mini.schedule.physical import Part, Physical, Rewrite
+from causalab_mini.schedule.physical import Part, Physical, Rewrite, givers, needs
 from causalab_mini.schedule.rewrites import drop, free_early, resume_at_a_token, share, share_prefixes
 from causalab_mini.schedule.schedule import Schedule, StepSchedule
 
@@ -34,12 +35,12 @@ class Trust:
     Attributes:
         level: one of `LEVELS`.
         difference: the largest between both ways, as a share of a row's standard deviation; None where nothing was compared.
-        refused: the levels that gave other numbers, with the difference.
+        refused: the levels that gave other numbers, with the difference, or that failed, with the error.
     """
 
     level: str
     difference: float | None
-    refused: tuple[tuple[str, float], ...] = ()
+    refused: tuple[tuple[str, float | str], ...] = ()
 
 
 def at_level(rewrites: Sequence[Rewrite], level: str) -> tuple[Rewrite, ...]:
@@ -61,9 +62,17 @@ def find_trust(engine: Engine, prompts: Prompts, schedules: Sequence[Schedule], 
         rewritten: gives the schedule at a level.
         dtype: of the weights.
     """
-    refused: list[tuple[str, float]] = []
+    refused: list[tuple[str, float | str]] = []
     for level in LEVELS[:-1]:
-        differences = _differences(engine, prompts, schedules, rewritten(level))
+        try:
+            differences = _differences(engine, prompts, schedules, rewritten(level))
+        except CausalabError:
+            raise
+        except Exception as error:  # whatever it is that another release of transformers does: whole passes don't
+            if is_out_of_memory(error):
+                raise
+            refused.append((level, f"{type(error).__name__}: {error}".splitlines()[0][:200]))
+            continue
         if not differences or max(differences) <= TOLERANCE[dtype]:
             return Trust(level, max(differences, default=None), tuple(refused))
         refused.append((level, max(differences)))
@@ -91,19 +100,23 @@ def _differences(engine: Engine, prompts: Prompts, schedules: Sequence[Schedule]
 
 def _worth_checking(physical: Physical) -> list[Use]:
     """Returns uses that need no output: one whose pass skips most tokens, one whose pass skips most layers."""
-    homes = {part.name: one for one in physical.passes.values() for part in one.parts}
+    homes = {part.name: name for name, one in physical.passes.items() for part in one.parts}
     parts = {part.name: part for one in physical.passes.values() for part in one.parts}
-    takes_outputs = {name for name, one in homes.items() if any(part.made for part in one.parts)}
+    by_read = givers(physical.passes)
+    unfit: dict[str, bool] = {}
+    for name, one in physical.passes.items():  # each after those that it needs
+        own = bool(one.scope) or any(part.made for part in one.parts)
+        unfit[name] = own or any(unfit.get(other, False) for other in needs(one, by_read))
     by_intervention: dict[tuple[str, str, str], list[Use]] = {}
     for use in physical.uses:
         by_intervention.setdefault((use.point, use.step, use.intervention), []).append(use)
-    fitting: list[Use] = []
+    skipped: list[Use] = []
     for uses in by_intervention.values():
-        names = [physical.uses[use][0] for use in uses]
-        if any(name in takes_outputs or (name in homes and homes[name].scope) for name in names):
-            continue
-        fitting += [use for use, name in zip(uses, names, strict=True) if name in homes and homes[name].has_writes]
-    skipped = [use for use in fitting if _n_left_out(parts[physical.uses[use][0]]) > 0]
+        own_parts = [physical.uses[use][0] for use in uses]
+        passes = {homes[part] for part in own_parts if part in homes}
+        passes |= {name for use in uses for read in physical.uses[use][1].values() for name in by_read.get(read, ())}
+        if not any(unfit[name] for name in passes):
+            skipped += [use for use, part in zip(uses, own_parts, strict=True) if part in parts and _n_left_out(parts[part]) > 0]
     if not skipped:
         return []
     most = max(skipped, key=lambda use: _n_left_out(parts[physical.uses[use][0]]))

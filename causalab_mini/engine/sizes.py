@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from causalab_mini.errors import Problem, RunError, quoted
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.schedule.batching import Entry
-from causalab_mini.schedule.memory import working_bytes
+from causalab_mini.schedule.memory import kept_bytes, working_bytes
 from causalab_mini.schedule.physical import PhysicalPass
 
 MAX_BYTES = 512 * 1024**2
@@ -69,7 +69,8 @@ class Sizes:
             RunError: a single row does not fit into what is free.
         """
         size = len(batch) if self.most is None else min(self.most, len(batch))
-        while size > 1 and max(working_bytes(one, batch[at : at + size], self.facts) for at in range(0, len(batch), size)) > budget:
+        left = max(0, budget - kept_bytes(one, self.facts))
+        while size > 1 and max(working_bytes(one, batch[at : at + size], self.facts) for at in range(0, len(batch), size)) > left:
             size = (size + 1) // 2
         if size == 1:
             needed, (_, free) = max(working_bytes(one, [entry], self.facts) for entry in batch), self.memory()
@@ -126,8 +127,9 @@ def free_bytes(device: torch.device) -> int | None:
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if device.type == "cpu":
-        with suppress(AttributeError, OSError, ValueError):  # not every system counts its pages
-            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        with suppress(OSError, StopIteration, ValueError):  # Linux says what it would give, caches counted
+            lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+            return int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024
     return None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.batching import Entry
-from causalab_mini.schedule.physical import Part, Physical, PhysicalPass, givers
+from causalab_mini.schedule.physical import Part, Physical, PhysicalPass
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -19,18 +19,22 @@ def peak_bytes(physical: Physical, limit: int | None = None) -> int:
         physical: the schedule.
         limit: rows a batch; None for all of a pass, or of its buckets.
     """
-    last = _last_needs(physical) if physical.frees_early else {}
-    held: dict[str, int] = {}
-    peak = 0
+    releases: dict[int, list[str]] = {}
+    if physical.frees_early:
+        for key, number in _last_needs(physical).items():
+            releases.setdefault(number, []).append(key)
+    sizes: dict[str, int] = {}
+    held = peak = 0
     for number, (name, one) in enumerate(physical.passes.items()):
-        kept = kept_bytes(one, physical.facts)
         working = max((working_bytes(one, batch, physical.facts) for batch in one.batches(limit=limit)), default=0)
-        peak = max(peak, sum(held.values()) + kept + working)
-        held[name] = kept
-        held |= {f"{name}/{part.name}": _read_bytes(part, physical.facts) for part in one.parts}
-        for other in [key for key in held if last.get(key, len(physical.passes)) <= number]:
-            del held[other]
-    return max(peak, sum(held.values()))
+        sizes[name] = kept_bytes(one, physical.facts)
+        peak = max(peak, held + sizes[name] + working)
+        held += sizes[name]
+        for part in one.parts:
+            sizes[f"{name}/{part.name}"] = size = _read_bytes(part, physical.facts)
+            held += size
+        held -= sum(sizes[key] for key in releases.get(number, ()))
+    return max(peak, held)
 
 
 def working_bytes(one: PhysicalPass, batch: list[Entry], facts: ModelFacts) -> int:
@@ -83,27 +87,23 @@ def _last_needs(physical: Physical) -> Mapping[str, int]:
     """Returns the number of the last pass that needs what a pass keeps, and what each of its parts reads."""
     last: dict[str, int] = {}
     numbers = {name: number for number, name in enumerate(physical.passes)}
-    by_read = givers(physical.passes)
     homes = {part.name: name for name, one in physical.passes.items() for part in one.parts}
     for name, one in physical.passes.items():
         last[name] = max(last.get(name, 0), numbers[name])
         for other in (one.resumes, one.prefix):
             if other is not None:
                 last[other] = max(last.get(other, 0), numbers[name])
+    given: dict[str, list[str]] = {}
+    for name, one in physical.passes.items():
         for part in one.parts:
             last[f"{name}/{part.name}"] = numbers[name]
-    for name, one in physical.passes.items():
-        for read in (read for part in one.parts for read in part.operands):
-            _note(last, physical, by_read, read, numbers[name])
+            for read in part.forward.reads:
+                given.setdefault(read.name, []).append(f"{name}/{part.name}")
+    needed = [(read, numbers[name]) for name, one in physical.passes.items() for part in one.parts for read in part.operands]
     for part_name, values in physical.uses.values():
         at = numbers.get(homes.get(part_name, ""), 0)
-        for read in values.values():
-            _note(last, physical, by_read, read, at)
+        needed += [(read, at) for read in values.values()]
+    for taken, at in needed:
+        for key in given.get(taken, ()):
+            last[key] = max(last[key], at)
     return last
-
-
-def _note(last: dict[str, int], physical: Physical, by_read: Mapping[str, list[str]], read: str, at: int) -> None:
-    for giver in by_read.get(read, ()):
-        for part in physical.passes[giver].parts:
-            if any(own.name == read for own in part.forward.reads):
-                last[f"{giver}/{part.name}"] = max(last[f"{giver}/{part.name}"], at)

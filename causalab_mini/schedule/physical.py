@@ -133,13 +133,18 @@ class PhysicalPass:
 
     def entries(self, rows: Sequence[int] | None = None) -> list[Entry]:
         """Returns the rows of its parts, of some rows of the step or all."""
+        if rows is None and self in _entries:
+            return _entries[self]
         chosen = None if rows is None else set(rows)
-        return [
+        found = [
             Entry(number, row, self.length(row), 0 if part.first is None else part.first[row])
             for number, part in enumerate(self.parts)
             for row in part.rows
             if chosen is None or row in chosen
         ]
+        if rows is None:
+            _entries[self] = found
+        return found
 
     def batches(self, rows: Sequence[int] | None = None, limit: int | None = None) -> list[list[Entry]]:
         """Returns its rows as batches.
@@ -188,8 +193,12 @@ class PhysicalPass:
         )
 
 
+_entries: WeakKeyDictionary[PhysicalPass, list[Entry]] = WeakKeyDictionary()
 _batches: WeakKeyDictionary[PhysicalPass, list[list[Entry]]] = WeakKeyDictionary()
-"""The batches of whole passes, which every rewrite asks for again."""
+"""Rows and batches of whole passes, which every rewrite asks for again."""
+
+MAX_KEPT_BYTES = 2 * 1024**3
+"""What may be kept of one set of rows, of streams and of keys and values each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +235,7 @@ class Physical:
         made: for every output, by point, step and name, what it is.
         idle: by part, rows that are not run, since what would be written there is what stands there.
         frees_early: whether values are let go of after their last use.
+        max_kept_bytes: of one set of rows, for streams, and for keys and values.
         history: how it was made of the plan's own passes.
     """
 
@@ -237,6 +247,7 @@ class Physical:
     made: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
     idle: Mapping[str, frozenset[int]] = field(default_factory=dict)
     frees_early: bool = False
+    max_kept_bytes: int = MAX_KEPT_BYTES
     history: tuple[Rewritten, ...] = ()
 
     @property

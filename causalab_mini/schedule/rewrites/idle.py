@@ -74,7 +74,7 @@ def _is_idle(
     own, other = prompts[part.forward.rows][row], prompts[source.forward.rows][row]
     written = [token + own.n_prefix for token in part.one.windows[write.name][row].tokens]
     taken = [token + other.n_prefix for token in source.one.windows[read.name][row].tokens]
-    if not written or written != taken:
+    if not written or written != taken or (write.align == "mean" and len(written) > 1):
         return False
     end = max(written) + 1
     return len(own.ids) >= end and own.ids[:end] == other.ids[:end]

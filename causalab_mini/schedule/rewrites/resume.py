@@ -11,8 +11,6 @@ from causalab_mini.schedule.memory import BYTES
 from causalab_mini.schedule.physical import Part, Physical, PhysicalPass
 from causalab_mini.schedule.rewrites.common import added, by_rows
 
-MAX_KEPT_BYTES = 2 * 1024**3
-
 
 def resume_at_a_layer(physical: Physical) -> Physical:
     """Returns a schedule in which passes with writes begin at the layer of their first place."""
@@ -25,8 +23,8 @@ def resume_at_a_layer(physical: Physical) -> Physical:
         like = passes[next(iter(n_skipped))]
         layers = tuple(sorted({n - 1 for n in n_skipped.values()}))
         kept_bytes = len(layers) * sum(like.lengths) * facts.hidden * BYTES[facts.dtype]
-        if kept_bytes > MAX_KEPT_BYTES:
-            notes.append(f"not for {len(n_skipped)} passes: {kept_bytes / 1024**3:.1f} GiB of streams")
+        if kept_bytes > physical.max_kept_bytes:
+            notes.append(f"not for {len(n_skipped)} passes: {kept_bytes / 1024**3:.2g} GiB of streams")
             continue
         more = _more(clean, layers[-1] + 1, like, physical)
         if more >= sum(n * len(passes[name].part.rows) for name, n in n_skipped.items()):

@@ -12,7 +12,6 @@ from causalab_mini.schedule.batching import MIN_RUN
 from causalab_mini.schedule.memory import BYTES
 from causalab_mini.schedule.physical import Part, Physical, PhysicalPass
 from causalab_mini.schedule.rewrites.common import added, by_rows
-from causalab_mini.schedule.rewrites.resume import MAX_KEPT_BYTES
 
 OVER_PREFIX = ("attention_key", "attention_value", "attention_scores", "attention_probs")
 """Places that, behind a prefix, have its tokens too."""
@@ -32,8 +31,8 @@ def resume_at_a_token(physical: Physical) -> Physical:
             continue
         like = passes[next(iter(firsts))]
         kept_bytes = 2 * facts.n_kv_heads * facts.head_dim * facts.n_layers * sum(like.lengths) * BYTES[facts.dtype]
-        if kept_bytes > MAX_KEPT_BYTES:
-            notes.append(f"not for {len(firsts)} passes: {kept_bytes / 1024**3:.1f} GiB of keys and values")
+        if kept_bytes > physical.max_kept_bytes:
+            notes.append(f"not for {len(firsts)} passes: {kept_bytes / 1024**3:.2g} GiB of keys and values")
             continue
         key, base = clean or added(like)
         changed = {
