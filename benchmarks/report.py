@@ -27,7 +27,8 @@ def markdown(found: Mapping[str, Any]) -> str:
         "running the model once a point. *Wall* is the same of the time on the clock, which other processes disturb. Ways whose cost is the",
         "same at every point are measured on a random sample of the points and scaled (*measured on*); what they do once for all is done in",
         "full. *Memory* is the largest resident size over that with the model loaded, without the results themselves, while the points of a",
-        "repeat were run. *Difference* is the largest of any logit at the sampled points from the hooks written by hand.",
+        "repeat were run; points that this package joins are computed before the first is handed over, and their results count until they are.",
+        "*Difference* is the largest of any logit at the sampled points from the hooks written by hand.",
         "",
         *_ways_text(),
     ]

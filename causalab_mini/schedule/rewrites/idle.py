@@ -11,14 +11,18 @@ from dataclasses import replace
 
 from causalab_mini.data.prompts import Prompt
 from causalab_mini.plan import plan as nodes
-from causalab_mini.schedule.physical import Part, Physical, PhysicalPass
+from causalab_mini.schedule.physical import Part, Physical
 from causalab_mini.schedule.rewrites.common import added, by_rows, give, own_operands, without
+
+Sources = Mapping[str, tuple[nodes.Read, Part]]
+"""Reads of the model's own runs, by what they are, with their pass."""
+Prompts = Mapping[nodes.RowsKey, Sequence[Prompt]]
 
 
 def skip_no_ops(physical: Physical) -> Physical:
     """Returns a schedule without the rows on which nothing would change."""
     passes, idle = dict(physical.passes), dict(physical.idle)
-    sources = {read.name: (read, one.part, one) for one in passes.values() if not one.has_writes for read in one.part.forward.reads}
+    sources = {read.name: (read, one.part) for one in passes.values() if not one.has_writes for read in one.part.forward.reads}
     for clean, written in by_rows(physical.passes):
         rows = {name: _idle_rows(one.part, sources, physical.prompts) for name, one in written}
         if clean is None:
@@ -40,9 +44,7 @@ def skip_no_ops(physical: Physical) -> Physical:
     return physical.rewritten("skip no-ops", passes=passes, idle=idle)
 
 
-def _idle_rows(
-    part: Part, sources: Mapping[str, tuple[nodes.Read, Part, PhysicalPass]], prompts: Mapping[nodes.RowsKey, Sequence[Prompt]]
-) -> frozenset[int]:
+def _idle_rows(part: Part, sources: Sources, prompts: Prompts) -> frozenset[int]:
     """Returns the rows on which every write of a part provably changes nothing."""
     return frozenset(
         row
@@ -51,25 +53,15 @@ def _idle_rows(
     )
 
 
-def _is_idle(
-    part: Part,
-    write: nodes.Write,
-    row: int,
-    sources: Mapping[str, tuple[nodes.Read, Part, PhysicalPass]],
-    prompts: Mapping[nodes.RowsKey, Sequence[Prompt]],
-) -> bool:
+def _is_idle(part: Part, write: nodes.Write, row: int, sources: Sources, prompts: Prompts) -> bool:
+    """Returns whether a write gives a row what stands there."""
     operand = write.operand
     if write.mechanism != "swap" or not isinstance(operand, nodes.FromRead) or operand.derangement is not None:
         return False
     if operand.read not in sources or write.site.component in ("attention_scores", "attention_probs"):
         return False
-    read, source, _ = sources[operand.read]
-    if (read.site.component, read.site.layers, read.site.heads, read.site.units) != (
-        write.site.component,
-        write.site.layers,
-        write.site.heads,
-        write.site.units,
-    ) or read.view != "raw":
+    read, source = sources[operand.read]
+    if read.view != "raw" or replace(read.site, is_stacked=False) != replace(write.site, is_stacked=False):
         return False
     own, other = prompts[part.forward.rows][row], prompts[source.forward.rows][row]
     written = [token + own.n_prefix for token in part.one.windows[write.name][row].tokens]
