@@ -222,3 +222,17 @@ def test_a_name_on_another_tensor_is_found_by_prove(command, monkeypatch):
     proved = command("model", "bundled:successor-llama", "--prove")
     assert proved.code == 1
     assert "block_output = block_input + attention_output + mlp_output" in next(line for line in proved.out.splitlines() if "FAILS" in line)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("validate", "bundled:quickstart", "--no-model", "--data-root", "data"), "--data-root: expected no data root beside `--no-model`"),
+        (("model", "bundled:successor-llama", "--device-map", "cpu"), "--device-map: expected `--prove` beside it"),
+        (("data", "new", "successor", "--revision", "main"), "--revision: expected `--model` beside it"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(command, arguments, said):
+    result = command(*arguments)
+    assert result.code == 2
+    assert said in result.err

@@ -80,6 +80,8 @@ def _new(
             raise UsageError(
                 Problem("--set", f"an option of {quoted(task)} ({listed(known)})", quoted(name), did_you_mean(name, known), "usage")
             )
+    if revision is not None and model is None:
+        raise UsageError(Problem("--revision", "`--model` beside it (whose tokenizer judges the rows)", quoted(revision), code="usage"))
     keep = None if model is None else _fits(model, revision)
     try:
         rows = make(n=n, seed=seed, keep=keep, **settings)

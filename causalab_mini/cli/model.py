@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from causalab_mini.cli import options
-from causalab_mini.errors import EXIT_RUN_FAILED, UsageError
+from causalab_mini.errors import EXIT_RUN_FAILED, Problem, UsageError, quoted
 
 if TYPE_CHECKING:
     from causalab_mini.model.facts import ModelFacts
@@ -44,6 +44,8 @@ def model(
     from causalab_mini.plan.problems import problems_of
     from causalab_mini.plan.spec import ModelSpec
 
+    if device_map != "auto" and not prove:
+        raise UsageError(Problem("--device-map", "`--prove` beside it (nothing is loaded without)", quoted(device_map), code="usage"))
     given = {
         "key": key,
         "revision": revision,

@@ -27,7 +27,9 @@ def register(app: typer.Typer) -> None:
         out: Annotated[Path, typer.Option("--out", help="The folder of the results: new, empty, or of this very document.")],
         data_root: options.DataRoot = None,
         set_: options.Set = None,
-        batch_size: Annotated[str, typer.Option("--batch-size", help="Rows a pass: `auto` or a number.")] = "auto",
+        batch_size: Annotated[
+            str, typer.Option("--batch-size", help="Rows a batch: a number, or `auto` for what fits into memory.")
+        ] = "auto",
         check: Annotated[str, typer.Option("--check", help="How much is checked: `off`, `sample` or `full`.")] = "sample",
         device_map: options.DeviceMap = "auto",
         engine: options.EngineName = "nnterp",

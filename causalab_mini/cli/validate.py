@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from causalab_mini.cli import options
-from causalab_mini.errors import EXIT_INPUT_WRONG, InputError
+from causalab_mini.errors import EXIT_INPUT_WRONG, InputError, Problem, UsageError, quoted
 
 
 def register(app: typer.Typer) -> None:
@@ -28,6 +28,10 @@ def register(app: typer.Typer) -> None:
         from causalab_mini.plan.load import load_spec
         from causalab_mini.shipped import find_document
 
+        if no_model and data_root is not None:
+            raise UsageError(
+                Problem("--data-root", "no data root beside `--no-model` (no table is opened)", quoted(str(data_root)), code="usage")
+            )
         found: list[dict[str, Any]] = []
         counted: tuple[str | None, int | None]
         for name in documents:
