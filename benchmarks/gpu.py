@@ -24,8 +24,8 @@ from causalab_mini.data.tasks import successor
 from causalab_mini.engine.engines.nnterp import NNterpEngine
 from causalab_mini.model.source import BUNDLED
 from causalab_mini.plan import build_request, load_raw
+from causalab_mini.schedule.located import build_schedule
 from causalab_mini.schedule.rewrites import REWRITES, run_directly
-from causalab_mini.schedule.schedule import build_schedule
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SIZES = {

@@ -17,7 +17,7 @@ from work import Point, Work
 from causalab_mini.engine.engines.nnterp import NNterpEngine
 from causalab_mini.plan import build_request
 from causalab_mini.plan.spec import ModelSpec
-from causalab_mini.schedule.schedule import build_schedule
+from causalab_mini.schedule.located import build_schedule
 
 BARE, HOOKS = "plain forwards", "hooks by hand"
 TRACES, SESSION = "nnterp, a trace a pass", "nnterp, a session with the source once"

@@ -19,8 +19,8 @@ from causalab_mini.results.record import make_record
 from causalab_mini.results.store import DOCUMENT, POINTS, RECORD, SUMMARY, RunFolder
 from causalab_mini.results.summary import summarise
 from causalab_mini.results.tables import table_bytes
+from causalab_mini.schedule.located import Schedule, build_schedule
 from causalab_mini.schedule.physical import Physical, PhysicalPass
-from causalab_mini.schedule.schedule import Schedule, build_schedule
 from causalab_mini.shipped import find_document
 
 if TYPE_CHECKING:

@@ -439,7 +439,7 @@ def test_a_place_that_a_family_has_not_is_refused_with_its_reason(zoo, name, com
 def refused(zoo, name, interventions, **more):
     """Returns why a document is refused once its rows are known."""
     from causalab_mini.errors import PlanError
-    from causalab_mini.schedule.schedule import build_schedule
+    from causalab_mini.schedule.located import build_schedule
 
     def scheduled():
         request = zoo.request(name, interventions, {"s": observe(list(interventions), **more)})

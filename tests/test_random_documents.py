@@ -23,9 +23,9 @@ from smaller_documents import smallest
 from causalab_mini.errors import CausalabError, InputError
 from causalab_mini.plan.build import build_request
 from causalab_mini.schedule.laws import verify
+from causalab_mini.schedule.located import build_schedule
 from causalab_mini.schedule.physical import plain_schedule
 from causalab_mini.schedule.rewrites import REWRITES
-from causalab_mini.schedule.schedule import build_schedule
 
 pytestmark = pytest.mark.tiny
 

@@ -14,10 +14,10 @@ from causalab_mini.plan import build_request
 from causalab_mini.plan.load import load_spec
 from causalab_mini.plan.plan import verify as plan_laws
 from causalab_mini.schedule.laws import verify
+from causalab_mini.schedule.located import build_schedule
 from causalab_mini.schedule.physical import Cost, plain_schedule
 from causalab_mini.schedule.printed import text
 from causalab_mini.schedule.rewrites import REWRITES, rewrite, run_directly
-from causalab_mini.schedule.schedule import build_schedule
 from causalab_mini.shipped import example_documents
 
 pytestmark = pytest.mark.tiny

@@ -9,6 +9,7 @@ from test_rewrites import assert_same, numbers
 
 from causalab_mini.plan import build_request
 from causalab_mini.schedule.laws import verify
+from causalab_mini.schedule.located import build_schedule
 from causalab_mini.schedule.physical import plain_schedule
 from causalab_mini.schedule.printed import data, text
 from causalab_mini.schedule.rewrites import (
@@ -25,7 +26,6 @@ from causalab_mini.schedule.rewrites import (
     share_prefixes,
     skip_no_ops,
 )
-from causalab_mini.schedule.schedule import build_schedule
 
 pytestmark = pytest.mark.tiny
 

@@ -9,10 +9,10 @@ from test_schedule import swap
 from causalab_mini.engine.sizes import Sizes, free_bytes
 from causalab_mini.errors import RunError
 from causalab_mini.plan import build_request
+from causalab_mini.schedule.located import build_schedule
 from causalab_mini.schedule.memory import peak_bytes, working_bytes
 from causalab_mini.schedule.physical import plain_schedule
 from causalab_mini.schedule.rewrites import REWRITES, free_early, rewrite
-from causalab_mini.schedule.schedule import build_schedule
 
 pytestmark = pytest.mark.tiny
 

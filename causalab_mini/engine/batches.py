@@ -18,8 +18,8 @@ from causalab_mini.model.families import Address
 from causalab_mini.ops import mechanisms
 from causalab_mini.ops.windows import Index, Pattern, PatternIndex, Value, placed
 from causalab_mini.plan import plan as nodes
+from causalab_mini.schedule.located import Pass
 from causalab_mini.schedule.physical import is_at_head
-from causalab_mini.schedule.schedule import Pass
 
 
 @dataclass(frozen=True, slots=True)

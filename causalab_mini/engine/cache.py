@@ -44,9 +44,9 @@ class PrefixCache(DynamicCache):  # type: ignore[misc]
         """Returns how many columns stand before the tokens of the forward."""
         return self.n_before
 
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Returns how many columns a layer attends to, and that none is left out before them."""
-        return self.n_before + query_length, 0
+    def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int) -> tuple[int, int]:
+        """Returns how many columns a layer attends to, and that none is left out before them; some releases hand in the tokens' numbers."""
+        return self.n_before + (query_length if isinstance(query_length, int) else len(query_length)), 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """Returns where the tokens of the forward begin."""

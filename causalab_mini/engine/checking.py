@@ -16,9 +16,9 @@ from causalab_mini.engine.observe import Observed, observe, write_key
 from causalab_mini.evidence.checks import Check, check_rows, check_writes
 from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan import plan as nodes
+from causalab_mini.schedule.located import Schedule, StepSchedule
 from causalab_mini.schedule.physical import Physical
 from causalab_mini.schedule.rewrites.direct import operations, operations_of
-from causalab_mini.schedule.schedule import Schedule, StepSchedule
 
 LONG_OPERATIONS = 6e11
 """What some ten seconds of a CPU core compute: a run of less is checked at every point."""

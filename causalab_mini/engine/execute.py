@@ -20,10 +20,10 @@ from causalab_mini.errors import PlanError, Problem, RunError, quoted
 from causalab_mini.evidence.checks import Check
 from causalab_mini.evidence.memory import peak_memory_bytes
 from causalab_mini.plan import plan as nodes
+from causalab_mini.schedule.located import Schedule, StepSchedule, build_schedule, metric_reasons
 from causalab_mini.schedule.memory import kept_bytes, peak_bytes
 from causalab_mini.schedule.physical import Physical, PhysicalPass, Rewrite, plain_schedule
 from causalab_mini.schedule.rewrites import REWRITES, rewrite
-from causalab_mini.schedule.schedule import Schedule, StepSchedule, build_schedule, metric_reasons
 
 KEPT_SHARE = 0.4
 """Of what is free beside the weights, what one pass may keep for others."""

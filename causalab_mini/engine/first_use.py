@@ -19,9 +19,9 @@ from causalab_mini.errors import CausalabError
 from causalab_mini.evidence.checks import TOLERANCE
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.identity import Use
+from causalab_mini.schedule.located import Schedule, StepSchedule
 from causalab_mini.schedule.physical import Part, Physical, Rewrite, givers, needs
 from causalab_mini.schedule.rewrites import drop, free_early, resume_at_a_token, share, share_prefixes
-from causalab_mini.schedule.schedule import Schedule, StepSchedule
 
 LEVELS = ("token", "layer", "plain")
 """From which on a pass may resume: a token, a layer, neither; each is what is fallen back to from the one before."""

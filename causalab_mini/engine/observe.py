@@ -20,8 +20,8 @@ from causalab_mini.ops import reductions
 from causalab_mini.ops.windows import Pattern, Value, without_rows
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.batching import Entry
+from causalab_mini.schedule.located import Pass, StepSchedule
 from causalab_mini.schedule.physical import Part, PhysicalPass
-from causalab_mini.schedule.schedule import Pass, StepSchedule
 
 Prompts = Mapping[nodes.RowsKey, tuple[Prompt, ...]]
 

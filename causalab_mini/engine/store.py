@@ -12,8 +12,8 @@ from causalab_mini.engine.observe import Given, Observed, Prompts, Ran, WriteEvi
 from causalab_mini.engine.sizes import Sizes
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.identity import Use
+from causalab_mini.schedule.located import StepSchedule
 from causalab_mini.schedule.physical import Physical, PhysicalPass, givers, is_at_head
-from causalab_mini.schedule.schedule import StepSchedule
 
 
 class Store:

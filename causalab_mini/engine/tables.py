@@ -14,7 +14,7 @@ from causalab_mini.engine.observe import Observed, Prompts
 from causalab_mini.ops import metrics as scores
 from causalab_mini.ops.windows import Value
 from causalab_mini.plan import plan as nodes
-from causalab_mini.schedule.schedule import StepSchedule, Windows, metric_reasons
+from causalab_mini.schedule.located import StepSchedule, Windows, metric_reasons
 
 ESTIMAND_VERSION = "v1"
 

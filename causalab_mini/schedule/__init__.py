@@ -4,6 +4,6 @@ Imports no engine and no torch: windows are tuples of token indices.
 """
 
 from causalab_mini.schedule.locate import Window, locate
-from causalab_mini.schedule.schedule import Pass, Schedule, StepSchedule, build_schedule
+from causalab_mini.schedule.located import Pass, Schedule, StepSchedule, build_schedule
 
 __all__ = ["Pass", "Schedule", "StepSchedule", "Window", "build_schedule", "locate"]

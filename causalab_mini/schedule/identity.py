@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from causalab_mini.plan import plan as nodes
-from causalab_mini.schedule.schedule import Pass, Schedule
+from causalab_mini.schedule.located import Pass, Schedule
 
 OF_SOME_TOKENS = ("logit_diff", "token_logit", "class_match")
 """Metrics that look at the logits of the tokens they name alone."""

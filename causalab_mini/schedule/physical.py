@@ -14,7 +14,7 @@ from causalab_mini.model.facts import ModelFacts
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.batching import Entry, split
 from causalab_mini.schedule.identity import Identity, Use, identities
-from causalab_mini.schedule.schedule import Pass, Schedule
+from causalab_mini.schedule.located import Pass, Schedule
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.identity import hashed
 from causalab_mini.schedule.locate import Window
+from causalab_mini.schedule.located import Pass
 from causalab_mini.schedule.physical import Part, Physical, PhysicalPass
-from causalab_mini.schedule.schedule import Pass
 
 
 def give(clean: PhysicalPass, source: Part, moved: Mapping[str, Collection[int]]) -> PhysicalPass:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from causalab_mini.plan import plan as nodes
+from causalab_mini.schedule.located import Pass
 from causalab_mini.schedule.physical import Part, Physical, PhysicalPass
 from causalab_mini.schedule.rewrites.common import children, own_operands
-from causalab_mini.schedule.schedule import Pass
 
 
 def drop(physical: Physical) -> Physical:

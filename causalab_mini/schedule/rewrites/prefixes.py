@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from causalab_mini.schedule.batching import MIN_RUN
 from causalab_mini.schedule.identity import hashed
+from causalab_mini.schedule.located import Pass
 from causalab_mini.schedule.physical import Part, Physical, PhysicalPass
 from causalab_mini.schedule.rewrites.common import children, give, without
 from causalab_mini.schedule.rewrites.token import OVER_PREFIX, at_reach, first_tokens, why_not
-from causalab_mini.schedule.schedule import Pass
 
 MIN_SHARED = 8
 """Tokens that a beginning must have to be worth a pass of its own."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from causalab_mini.plan import plan as nodes
+from causalab_mini.schedule.located import Keys, Pass, Windows
 from causalab_mini.schedule.physical import Part, Physical, PhysicalPass
-from causalab_mini.schedule.schedule import Keys, Pass, Windows
 
 
 def share(physical: Physical) -> Physical:

@@ -1,4 +1,4 @@
-"""The schedule: the passes of every step, with the window of every place on every row, and the refusals that needs.
+"""The located plan: the passes of every step, with the window of every place on every row, and the refusals that needs.
 
 A write with nowhere to go is refused here, before any weight is loaded; a read that misses makes its row ineligible.
 """
