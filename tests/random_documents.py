@@ -20,11 +20,11 @@ DEEPER = {
     "llama": {"num_hidden_layers": 4},
     "gpt2": {"n_layer": 3},
     "gpt_neox": {"num_hidden_layers": 3},
-    "gemma2": {"num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "gemma2": {"num_hidden_layers": 3, "sliding_window": 12, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     "gemma3_text": {"num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
 }
 FAMILIES = ("llama", "llama", "gpt2", "gpt_neox", "gemma2", "gemma3_text")
-"""Grouped queries, learned positions, parallel blocks, and sandwich norms with windows of 4 tokens, soft-capped or not."""
+"""Grouped queries, learned positions, parallel blocks, and sandwich norms: soft-capped with windows of 12 tokens, or with windows of 4."""
 
 
 def config_of(family):
@@ -124,20 +124,28 @@ def add_step(author, steps, name, drafts, keeps=False):
     steps[name] = step | ({"outputs": outputs} if outputs else {})
 
 
+BOUNDS = {
+    "rank": {"max": 80.5},
+    "token_prob": {"min": 0.0041},
+    "logit_diff": {"min": 0.0123},
+    "cross_entropy": {"max": 6.789},
+    "token_logit": {"min": 0.0123},
+}
+"""What rows must reach, no round number, so that none is near it; about half of them do."""
+
+
 def add_where(author, step, earlier_name, earlier, drafts):
-    """Lets the scores of an earlier step choose the rows, where there are such scores."""
-    bounds = {
-        "rank": {"max": 80.5},
-        "token_prob": {"min": 0.0041},
-        "logit_diff": {"min": 0.0123},
-        "cross_entropy": {"max": 6.789},
-        "token_logit": {"min": 0.0123},
-    }
-    is_list = isinstance(earlier["interventions"], list)
-    found = [(draft, name, metric["kind"]) for draft in drafts for name, metric in draft.raw["metrics"].items() if metric["kind"] in bounds]
-    if found and step["rows"].get("base") == earlier["rows"].get("base") is not None:
-        draft, name, kind = author.pick(found)
-        step["where"] = {"step": earlier_name, "metric": f"{draft.name}/{name}" if is_list else name, **bounds[kind]}
+    """Lets the scores of an earlier step choose the rows, where it is over the same ones."""
+    if not step["rows"].get("base") == earlier["rows"].get("base") is not None:
+        return
+    draft = author.pick(drafts)
+    for name in [name for name, (_, pos, _, _, _) in draft.about.items() if name.endswith("_prediction") and pos == -1]:
+        draft.metric(f"token_logit_{name}", "token_logit", name)
+    found = [(name, metric["kind"]) for name, metric in draft.raw["metrics"].items() if metric["kind"] in BOUNDS]
+    if found:
+        name, kind = author.pick(found)
+        is_list = isinstance(earlier["interventions"], list)
+        step["where"] = {"step": earlier_name, "metric": f"{draft.name}/{name}" if is_list else name, **BOUNDS[kind]}
 
 
 def draw_example(random):
@@ -164,7 +172,7 @@ def draw_example(random):
         drafts += second
         again = [author.pick(first)] if author.chance(25) else []
         add_step(author, steps, "second", [*second, *again])
-        if author.chance(35):
+        if author.chance(60):
             add_where(author, steps["second"], "first", steps["first"], first)
     elif len(first) > 1 and author.chance(40) and first[0].roles == first[1].roles:
         wrapper = {"sweep": [first[0].name, first[1].name], "as": "which"}

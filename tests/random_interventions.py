@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from authoring import LOGITS
-from random_places import ANSWERS, CLASSES, ENTITY, MISSING, ORDER, SELDOM, SUMMANDS, Author, Place, is_scoped
+from random_places import ANSWERS, CLASSES, ENTITY, MAY_VANISH, MISSING, ORDER, SELDOM, Author, Place, is_scoped
 
 from causalab_mini.model.components import COMPONENTS
 
@@ -35,14 +35,15 @@ class Draft:
     # writes
 
     def add_model(self, model):
-        """Adds an intervened model with one to three writes and what it predicts."""
+        """Adds an intervened model with what it predicts: a plain interchange, or one to three writes of any kind."""
         author = self.author
         role = author.pick(("base", "base", "base", "base", "counterfactual"))
         names: list[str] = []
         self.raw["models"][model] = {"input": role, "writes": names}
-        for index in range(author.pick((1, 1, 1, 2, 2, 3))):
+        is_interchange = author.chance(25)
+        for index in range(1 if is_interchange else author.pick((1, 1, 1, 2, 2, 3))):
             name = f"{model}w{index}"
-            place = self.write(name, model, role)
+            place = self.interchange(name, role) if is_interchange else self.write(name, model, role)
             names.append(name)
             has_length = (
                 place.width != "keys" and self.raw["writes"][name]["mechanism"] != "project_out"
@@ -95,7 +96,7 @@ class Draft:
         author = self.author
         if mechanism is None:
             choices = ["swap", "swap", "swap", "add_scaled", "lerp"]
-            choices += ["project_out"] * (place.component in SUMMANDS)
+            choices += ["project_out"] * (3 if place.component in MAY_VANISH else 0)
             mechanism = author.pick(choices) if is_safe else "add_scaled"
         params = {}
         if mechanism == "add_scaled" and author.chance(80):
@@ -111,7 +112,7 @@ class Draft:
         author = self.author
         is_same = is_same_role or width is not None or (author.is_rectangular and not is_scoped(pos))
         if is_same and author.chance(65):
-            return pos, width, {}
+            return pos, width, {"align": author.pick(("last", "first", "mean"))} if author.chance(15) else {}
         if width is not None and author.chance(80):
             return author.pos(width, is_read=True), width, {}
         width = author.pick((1, 2, None))
@@ -134,6 +135,14 @@ class Draft:
             source = replace(place, site=place.site | {"layers": swept | {"sweep": swept["sweep"][::-1]}})
         read = self.read(f"{name}_source", source, found, found_width, source_role)
         return self.put(name, place, pos, read, **more)
+
+    def interchange(self, name, role):
+        """Adds a write of what the other side has at the very place: the commonest of all experiments."""
+        author = self.author
+        place, width = author.place(self.width()), author.pick((1, 1, 2))
+        pos = author.pos(width)
+        read = self.read(f"{name}_source", place, pos, width, {"base": "counterfactual", "counterfactual": "base"}[role])
+        return self.put(name, place, pos, read, "swap")
 
     def write_own(self, name, model, role):
         """Adds a write of what the same forward has lower down."""

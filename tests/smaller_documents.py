@@ -45,7 +45,9 @@ def _simpler(data, path):
         return
     sweep = value.get("sweep") if isinstance(value, dict) else None
     changes = [GONE] if sweep is None else sweep if isinstance(sweep, list) else [0, 1, [0]]
-    if len(path) == 1:
+    if path[:2] == ("raw", "model"):
+        changes = []
+    elif len(path) == 1:
         changes = [None] if path == ("batch_size",) and value is not None else []
     for change in changes:
         copy = json.loads(json.dumps(data))
