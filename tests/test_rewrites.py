@@ -122,6 +122,11 @@ def test_a_shared_source_runs_once_and_patched_passes_begin_where_they_write(pla
     assert sorted(parts) == sorted(2 * [(layer + 1, (layer,)) for layer in range(4)])
 
 
+def test_the_schedule_that_the_docs_show_is_the_quickstarts(plain):
+    _, request, schedules, _ = plain("quickstart")
+    assert text(rewrite(plain_schedule(request, schedules))) in (ROOT / "docs" / "schedule.md").read_text(encoding="utf-8")
+
+
 def test_forwards_are_run_as_often_as_the_schedule_says(plain, monkeypatch):
     engine, request, schedules, _ = plain("quickstart")
     n = []
