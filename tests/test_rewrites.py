@@ -58,6 +58,8 @@ def assert_same(left, right, exactly):
             torch.testing.assert_close(one, other, rtol=0 if exactly else 1e-4, atol=0 if exactly else 1e-4, msg=str(key))
         elif isinstance(one, list):
             assert [token for token, _ in one] == [token for token, _ in other], key
+            likely = [probability for _, probability in one]
+            assert [probability for _, probability in other] == (likely if exactly else pytest.approx(likely, rel=1e-4, abs=1e-4)), key
         else:
             assert one == (other if exactly else pytest.approx(other, rel=1e-4, abs=1e-4)), key
 

@@ -81,7 +81,7 @@ class Checking:
             isinstance(w.operand, nodes.FromRead) and w.operand.derangement is not None for f in intervention.forwards for w in f.writes
         )
         differences: dict[int, float] = {}
-        compared = [read for read in _compared(intervention, dtype) if read in observed.values]
+        compared = compared_reads(intervention, observed, dtype)
         why = ""
         if deranges:
             why = "`permute` needs the other rows"
@@ -90,7 +90,7 @@ class Checking:
         elif len(observed.rows) > 1 and compared:
             for row in observed.rows if self.level == "full" else _most_padded(request, intervention, observed.rows):
                 alone = observe(self.engine, schedule, intervention, request.prompts, outputs, (row,))
-                differences[row] = _difference(observed, alone, observed.rows.index(row), compared)
+                differences[row] = difference_of(observed, alone, row, compared)
         rows = check_rows(name, differences, dtype, len(observed.rows))
         if why:
             rows = Check("rows", "skipped", f"{name}: rows not compared ({why})")
@@ -111,18 +111,20 @@ def _most_padded(request: nodes.Request, intervention: nodes.Intervention, rows:
     return (min(rows, key=lambda row: sum(of_role[row].n_tokens for of_role in prompts)),)
 
 
-def _compared(intervention: nodes.Intervention, dtype: str) -> list[str]:
+def compared_reads(intervention: nodes.Intervention, observed: Observed, dtype: str) -> list[str]:
     """Returns the reads that are held against each other: all in fp32; under coarser rounding the logits, where there are any."""
-    reads = [read for forward in intervention.forwards for read in forward.reads]
+    reads = [read for forward in intervention.forwards for read in forward.reads if read.name in observed.values]
     logits = [read.name for read in reads if COMPONENTS[read.site.component].is_vocabulary or read.view == "logits"]
     return logits if logits and dtype != "fp32" else [read.name for read in reads]
 
 
-def _difference(observed: Observed, alone: Observed, index: int, names: Sequence[str]) -> float:
-    """Returns the largest difference of a row's reads in the batch and alone, as a share of their standard deviation."""
+def difference_of(observed: Observed, plain: Observed, row: int, names: Sequence[str]) -> float:
+    """Returns how far a row's reads in a schedule are from those of the plan's own passes, at most, as a share of their standard deviation."""
     worst = 0.0
-    for name, value in ((name, alone.values[name]) for name in names):
-        one, batched = value.row(0), observed.values[name].row(index)
+    for name, value in ((name, plain.values[name]) for name in names):
+        one, batched = value.row(plain.rows.index(row)), observed.values[name].row(observed.rows.index(row))
+        if one.shape != batched.shape:
+            return float("inf")
         if name in observed.patterns:
             hidden = one <= torch.finfo(one.dtype).min
             if not torch.equal(hidden, batched <= torch.finfo(one.dtype).min):

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
+from causalab_mini.engine.checking import compared_reads, difference_of
 from causalab_mini.engine.contract import Engine
-from causalab_mini.engine.observe import Observed, Prompts, observe
+from causalab_mini.engine.observe import Prompts, observe
 from causalab_mini.engine.sizes import Sizes, is_out_of_memory
 from causalab_mini.engine.store import Store
 from causalab_mini.errors import CausalabError
@@ -94,7 +93,8 @@ def _differences(engine: Engine, prompts: Prompts, schedules: Sequence[Schedule]
         store = Store(engine, physical, prompts, Sizes(engine.facts, None))
         observed = store.observe(schedule.point.label, step, intervention, rows)
         plain = observe(engine, step, intervention, prompts, {}, rows)
-        found.append(_difference(observed, plain))
+        names = compared_reads(intervention, observed, engine.facts.dtype)
+        found += [difference_of(observed, plain, row, names) for row in rows]
     return found
 
 
@@ -133,18 +133,3 @@ def _two_rows(step: StepSchedule, intervention: nodes.Intervention, prompts: Pro
     lengths = [sum(prompts[forward.rows][row].n_tokens for forward in intervention.forwards) for row in range(step.step.n_rows)]
     ends = {min(range(len(lengths)), key=lengths.__getitem__), max(range(len(lengths)), key=lengths.__getitem__)}
     return tuple(sorted(ends))
-
-
-def _difference(observed: Observed, plain: Observed) -> float:
-    """Returns the largest difference of what both found, as a share of a row's standard deviation."""
-    worst = 0.0
-    for name, value in observed.values.items():
-        one, other = (observed.compared(name, each.data.float()) for each in (value, plain.values[name]))
-        if one.shape != other.shape or not one.numel():
-            worst = max(worst, float("inf") if one.shape != other.shape else 0.0)
-            continue
-        finite = torch.isfinite(other) & (other.abs() < 1e30)
-        spread = float(other[finite].std()) if int(finite.sum()) > 1 else 1.0
-        difference = (one - other).where(finite, torch.zeros_like(one)).abs().max()
-        worst = max(worst, float(difference) / (spread or 1.0) if bool(torch.isfinite(difference)) else float("inf"))
-    return worst

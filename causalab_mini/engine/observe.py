@@ -21,7 +21,7 @@ from causalab_mini.ops.windows import Pattern, Value, without_rows
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.batching import Entry
 from causalab_mini.schedule.located import Pass, StepSchedule
-from causalab_mini.schedule.physical import Part, PhysicalPass
+from causalab_mini.schedule.physical import Part, PhysicalPass, lengths_of
 
 Prompts = Mapping[nodes.RowsKey, tuple[Prompt, ...]]
 
@@ -86,9 +86,7 @@ def observe(
     """
     observed = Observed(tuple(rows))
     for one in schedule.passes[intervention.name]:
-        lengths = tuple(prompt.n_tokens for prompt in prompts[one.forward.rows])
-        if one.forward.appended is not None:
-            lengths = tuple(n + len(answer) for n, answer in zip(lengths, one.forward.appended, strict=True))
+        lengths = lengths_of(one.forward, prompts)
         physical = PhysicalPass((Part("", "", one, 1, tuple(rows)),), "", lengths)
         ran = Ran(Kept(lengths))
         for batch in physical.batches():
@@ -106,13 +104,11 @@ class Ran:
         kept: for later passes.
         values: by read name.
         writes: by part and write name.
-        rows_a_batch: of each batch.
     """
 
     kept: Kept
     values: dict[str, RowValues] = field(default_factory=dict)
     writes: dict[str, dict[str, WriteEvidence]] = field(default_factory=dict)
-    rows_a_batch: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +182,6 @@ def run_batch(engine: Engine, physical: PhysicalPass, entries: Sequence[Entry], 
         ran.values.setdefault(name, RowValues()).chunks.append((own_rows, value))
     for part, on_batch in parts:
         _note_writes(ran.writes.setdefault(part.name, {}), on_batch, state)
-    ran.rows_a_batch.append(len(rows))
     ran.kept.tails |= state.tails
     if physical.keeps or physical.keeps_tokens:
         kept = (cache.kept if cache is not None else None) or {}

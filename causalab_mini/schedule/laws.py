@@ -11,9 +11,10 @@ from causalab_mini.schedule.physical import Part, Physical, PhysicalPass, givers
 def verify(physical: Physical) -> list[str]:
     """Returns the laws that a physical schedule breaks; an empty list is a sound one.
 
-    Every use has its reads given, and its part, where that writes, run or idle; an operand is read by an earlier pass or lower in the same part; a part that
-    skips layers, or tokens, reads and writes nothing there, and an earlier pass over the same rows kept them; a pass that stops early reads
-    nothing above, and keeps what it says; logits are written only where all are computed; an output is made before it is taken.
+    Every use has its reads given, and its part, where that writes, run or idle; an operand is read by an earlier pass or lower in the same
+    part; a part that skips layers, or tokens, reads and writes nothing there, and an earlier pass over the same rows kept them; a pass that
+    stops early reads nothing above, and keeps what it says; logits are written only where all are computed; an output is made before it is
+    taken.
     """
     facts, by_read = physical.facts, givers(physical.passes)
     broken: list[str] = []

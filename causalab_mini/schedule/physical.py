@@ -330,7 +330,7 @@ def plain_schedule(request: nodes.Request, schedules: Sequence[Schedule]) -> Phy
             one = by_step[use.step].passes[use.intervention][use.index]
             name = f"{identity.key}/{len(passes)}"
             part = Part(name, identity.key, _renamed(one, identity), 1, tuple(range(one.forward.n_rows)))
-            passes[name] = PhysicalPass((part,), identity.scope, _lengths(request, one.forward))
+            passes[name] = PhysicalPass((part,), identity.scope, lengths_of(one.forward, request.prompts))
             uses[use] = (name, identity.values)
         for read, features in found.wanted.items():
             before = wanted.get(read, frozenset())
@@ -361,7 +361,8 @@ def _renamed(one: Pass, identity: Identity) -> Pass:
     return Pass(replace(one.forward, places=tuple(places)), windows, keys, one.missing)
 
 
-def _lengths(request: nodes.Request, forward: nodes.Forward) -> tuple[int, ...]:
-    prompts = request.prompts[forward.rows]
-    extra = [0] * len(prompts) if forward.appended is None else [len(answer) for answer in forward.appended]
-    return tuple(prompt.n_tokens + n for prompt, n in zip(prompts, extra, strict=True))
+def lengths_of(forward: nodes.Forward, prompts: Mapping[nodes.RowsKey, Sequence[Prompt]]) -> tuple[int, ...]:
+    """Returns how many tokens each row of a forward has, answers counted."""
+    rows = prompts[forward.rows]
+    extra = [0] * len(rows) if forward.appended is None else [len(answer) for answer in forward.appended]
+    return tuple(prompt.n_tokens + n for prompt, n in zip(rows, extra, strict=True))

@@ -106,7 +106,6 @@ class _Ready:
         if name not in self.known:
             one = self.physical.passes[name]
             own = [self.made.get(output, 0) for part in one.parts for output in part.made]
-            self.known[name] = 0
             self.known[name] = max([0, *own, *(self.of(other) for other in needs(one, self.by_read))])
         return self.known[name]
 
