@@ -25,7 +25,7 @@ ALLOWED = {
 ON_TOP = {"experiment", "shipped", "doctor", "cli", "__init__", "__main__"}
 HEAVY = {"torch", "transformers", "nnterp", "nnsight", "safetensors", "huggingface_hub"}
 WITH_TORCH = {"ops", "engine", "results/tensors.py"}
-OPS_MAY = {"torch", "numpy", "causalab_mini", *sys.stdlib_module_names}
+OPS_MAY = {"torch", "numpy", "safetensors", "causalab_mini", *sys.stdlib_module_names}
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

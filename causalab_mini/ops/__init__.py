@@ -1,1 +1,1 @@
-"""Tensor arithmetic: windows, mechanisms, metrics. Sees tensors and numbers, never documents, plans or models."""
+"""Tensor arithmetic: windows, mechanisms, metrics, featurizers. Sees tensors and numbers, never documents, plans or models."""
