@@ -25,6 +25,8 @@ DATA = Path(__file__).resolve().parent.parent / "data"
 SEED = 11
 N_PAIRS = 48
 N_ALL = 96
+N_INTERCHANGE = 288
+"""Pairs to train with, to choose by and to report on."""
 
 
 def interchangeable(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Callable[[Row], bool]:
@@ -51,6 +53,15 @@ def with_choices(rows: list[Row]) -> list[Row]:
                 other = listed.entities[(listed.entities.index(entity) + step) % len(listed.entities)]
                 choices.setdefault(entity, []).append(f" {other}")
     return [row | {"choices": choices[row["entity"]]} for row in rows if len(choices[row["entity"]]) == 2]
+
+
+def in_three(rows: list[Row]) -> list[Row]:
+    """Returns rows for training, for choosing and for reporting: half `train`, a quarter each `dev` and `test`, tasks evenly in each."""
+    by_task: dict[str, list[Row]] = {}
+    for row in rows:
+        by_task.setdefault(row["task"], []).append(row)
+    splits = ("train", "dev", "train", "test")
+    return [row | {"split": splits[number % 4]} for of_task in by_task.values() for number, row in enumerate(of_task)]
 
 
 def tables(models: Path) -> dict[str, list[Row]]:
@@ -91,6 +102,8 @@ def tables(models: Path) -> dict[str, list[Row]]:
         "successor/long_answers.json": successor.make_pairs(n=32, seed=SEED, keep=has_long_answers),
         "chat/two_turns.json": successor.make_pairs(n=32, seed=SEED, form="chat", keep=asks_back),
         "successor/pairs.json": pairs,
+        "successor/by_task.json": [row | {"split": row["task"], "steered_answer": " Sunday"} for row in pairs],
+        "successor/interchange.json": in_three(successor.make_pairs(n=N_INTERCHANGE, seed=SEED + 1, keep=of_llama)),
         "successor/gpt2_pairs.json": successor.make_pairs(n=N_PAIRS, seed=SEED, keep=of_gpt2),
         "successor/all.json": successor.make_pairs(n=N_ALL, seed=SEED),
         "ioi/pairs.json": ioi.make_pairs(n=N_PAIRS, seed=SEED, names=one_piece_names, keep=of_gpt2),
