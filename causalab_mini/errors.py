@@ -158,6 +158,6 @@ def listed(values: Iterable[object]) -> str:
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     """Returns a hint that names the nearest known word, or nothing where none is near."""
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    near = [name for name in known if name.casefold() == word.casefold()] or difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     near = near or [name for name in known if len(name) > 2 and (word.startswith(name) or (len(word) > 2 and name.startswith(word)))]
     return f"did you mean {quoted(near[0])}?" if near else ""

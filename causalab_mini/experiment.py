@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,16 +14,15 @@ from causalab_mini.plan.build import build_request
 from causalab_mini.plan.explain import explain
 from causalab_mini.plan.load import Document, load_spec
 from causalab_mini.plan.plan import Request
-from causalab_mini.results.record import make_record
-from causalab_mini.results.store import DOCUMENT, POINTS, RECORD, SUMMARY, RunFolder
-from causalab_mini.results.summary import summarise
-from causalab_mini.results.tables import table_bytes
+from causalab_mini.results.store import RunFolder
+from causalab_mini.results.writer import Writer
 from causalab_mini.schedule.located import Schedule, build_schedule
 from causalab_mini.schedule.physical import Physical, PhysicalPass
 from causalab_mini.shipped import find_document
 
 if TYPE_CHECKING:
     from causalab_mini.engine.contract import Engine
+    from causalab_mini.engine.job import Job
     from causalab_mini.engine.run import PointResult, Run
 
 
@@ -38,6 +36,15 @@ class Options:
     engine: Literal["nnterp", "hooks"] = "nnterp"
     trust_remote_code: bool = False
 
+    def as_data(self) -> dict[str, Any]:
+        """Returns what the record of a run says of them."""
+        return {
+            "batch_size": self.batch_size or "auto",
+            "check": self.check,
+            "device_map": self.device_map,
+            "trust_remote_code": self.trust_remote_code,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
@@ -45,8 +52,10 @@ class Watcher:
 
     on_scheduled: Callable[[Physical], None] = lambda physical: None
     on_pass: Callable[[PhysicalPass], None] = lambda one: None
+    on_fit: Callable[[Sequence[Job]], None] = lambda jobs: None
     on_point: Callable[[PointResult], None] = lambda point: None
-    on_done: Callable[[RunFolder, list[dict[str, Any]], Run], None] = lambda folder, summary, run: None
+    on_interrupted: Callable[[RunFolder, Mapping[str, Mapping[str, Any]]], None] = lambda folder, fits: None
+    on_done: Callable[[RunFolder, Mapping[str, Any], Run], None] = lambda folder, summary, run: None
 
 
 @dataclass(slots=True)
@@ -123,16 +132,21 @@ class Experiment:
             CheckError: the run finished, its numbers are on disk, and a check of them failed.
         """
         from causalab_mini.engine.execute import execute
+        from causalab_mini.engine.fitting import FitWatcher
 
         watcher = watcher or Watcher()
         request, schedules, engine = self.compile()
         folder = RunFolder.open(Path(out), request.digest)
-        writer = _Writer(folder, request, self.options)
+        writer = Writer(folder, request, self.options.as_data())
         writer.begin(self.document)
 
         def on_point(point: PointResult) -> None:
             writer.point(point)
             watcher.on_point(point)
+
+        def on_update(jobs: Sequence[Job]) -> None:
+            writer.progress()
+            watcher.on_fit(jobs)
 
         try:
             run = execute(
@@ -144,9 +158,11 @@ class Experiment:
                 on_point=on_point,
                 on_scheduled=watcher.on_scheduled,
                 on_pass=watcher.on_pass,
+                on_fit=FitWatcher(on_update, writer.best),
             )
         except KeyboardInterrupt:
             writer.end("interrupted", engine.describe())
+            watcher.on_interrupted(folder, writer.fits)
             raise
         except CausalabError as error:
             writer.end("failed", engine.describe(), error.as_data())
@@ -160,79 +176,6 @@ class Experiment:
         if failed:
             raise CheckError([Problem("", f"the check of {check['check']} to pass", check["text"], code="check") for check in failed])
         return run
-
-
-class _Writer:
-    """Writes a run's folder as its points come."""
-
-    def __init__(self, folder: RunFolder, request: Request, options: Options) -> None:
-        self.folder = folder
-        self.request = request
-        self.options = options
-        self.started = datetime.now(UTC)
-        self.steps: list[dict[str, Any]] = []
-        self.summary: list[dict[str, Any]] = []
-
-    def begin(self, document: Document) -> None:
-        """Writes what is known before the first number."""
-        self.record("running", None)  # first: a folder without a record is nobody's
-        self.folder.write_json(DOCUMENT, document.raw, indent=2)
-        self.folder.written.reverse()
-        if self.request.axes:
-            self.folder.write_json(POINTS, {point.label: dict(point.values) for point in self.request.points})
-
-    def record(self, status: str, engine: Mapping[str, Any] | None, error: Mapping[str, Any] | None = None) -> None:
-        """Writes the record."""
-        options = {
-            "batch_size": self.options.batch_size or "auto",
-            "check": self.options.check,
-            "device_map": self.options.device_map,
-            "trust_remote_code": self.options.trust_remote_code,
-        }
-        self.folder.write_json(RECORD, make_record(self.request, status, self.started, engine, self.steps, options, error))
-
-    def point(self, point: PointResult) -> None:
-        """Writes a point's saves, and notes its summary."""
-        from causalab_mini.results.tensors import output_bytes
-
-        for name, step in point.steps.items():
-            for metric, rows in step.results["metrics"].items():
-                self.summary += summarise(point.label, point.values, name, metric, rows)
-            for save in step.node.saves:
-                parts = [part for part in (point.label, save.intervention, save.file_path) if part]
-                made = step.results["outputs"].get(save.value)
-                if made is not None:
-                    data = output_bytes(
-                        save.value,
-                        made.value,
-                        made.kind,
-                        made.groups,
-                        made.is_stacked,
-                        made.is_ragged,
-                        made.pattern,
-                        point.digest,
-                    )
-                else:
-                    metrics = step.results["metrics"]
-                    rows = metrics[save.value] if save.value in metrics else metrics[save.value.partition("/")[2]]
-                    data = table_bytes(rows, Path(save.file_path).suffix)
-                self.folder.write("/".join(parts), data)
-            self.steps.append(
-                {
-                    "point": point.label,
-                    "step": name,
-                    "n_rows": step.node.n_rows,
-                    "seconds": round(step.seconds, 4),
-                    "rows_a_batch": step.results["rows_a_batch"],
-                    "peak_memory_bytes": step.results["peak_memory_bytes"],
-                    "checks": [check.as_data() for check in step.results["checks"]],
-                }
-            )
-
-    def end(self, status: str, engine: Mapping[str, Any] | None, error: Mapping[str, Any] | None = None) -> None:
-        """Writes the summary and the last record."""
-        self.folder.write_json(SUMMARY, {"digest": self.request.digest, "metrics": self.summary})
-        self.record(status, engine, error)
 
 
 @contextmanager

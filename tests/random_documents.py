@@ -82,7 +82,8 @@ def add_outputs(author, step_name, drafts, is_list, keeps):
                 more = {"pca": {"k": 1}, "mean_by": {"by": "group"}}.get(reduce, {})
                 outputs[name] = source if reduce == "none" else {"read": source, "reduce": reduce, **more}
                 shape = "rows" if reduce == "none" else "window" if reduce in ("mean", "std") and is_fixed and width != 1 else "vector"
-                if keeps and place.width != "keys" and not is_logits:
+                in_its_own = "featurizer" not in draft.raw["reads"][read]
+                if keeps and place.width != "keys" and not is_logits and in_its_own:
                     kept.append(Kept(name, place, shape, width, pos, role, is_safe=reduce != "std"))
     add_difference(author, outputs, kept, step_name)
     author.kept += kept
@@ -179,6 +180,8 @@ def draw_example(random):
         steps["first"] = {"kind": "observe", "rows": dict.fromkeys(sorted(first[0].roles), "rows"), "interventions": wrapper}
     raw = document({draft.name: draft.raw for draft in drafts}, steps, key="")
     raw["model"]["attn_implementation"] = attention
+    if author.featurizers:
+        raw["featurizers"] = author.featurizers
     return Example(family, attention, tables, raw, random.choice((None, None, 2, 3)))
 
 

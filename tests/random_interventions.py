@@ -142,7 +142,26 @@ class Draft:
         place, width = author.place(self.width()), author.pick((1, 1, 2))
         pos = author.pos(width)
         read = self.read(f"{name}_source", place, pos, width, {"base": "counterfactual", "counterfactual": "base"}[role])
-        return self.put(name, place, pos, read, "swap")
+        found = self.put(name, place, pos, read, author.pick(("swap", "swap", "swap", "lerp", "add_scaled")))
+        if place.n_stacked == 0 and author.chance(40):
+            self.featurize(name, read)
+        return found
+
+    def featurize(self, write, read):
+        """Has a write and the read that feeds it be in other coordinates: a subspace, some units, or units of a subspace."""
+        author, name = self.author, f"{self.name}_{write}"
+        subspace = {"kind": "subspace", "k": author.pick((2, 3, 5)), "seed": author.pick((0, 1, 2))}
+        gate = {"kind": "gate", "seed": author.pick((0, 1, 2))}
+        match author.pick(("subspace", "subspace", "gate", "chain")):
+            case "subspace":
+                author.featurizers[name] = subspace
+            case "gate":
+                author.featurizers[name] = gate
+            case "chain":
+                author.featurizers |= {f"{name}_a": subspace, f"{name}_b": gate, name: {"kind": "chain", "of": [f"{name}_a", f"{name}_b"]}}
+        self.raw["reads"][read]["featurizer"] = self.raw["writes"][write]["featurizer"] = name
+        if author.chance(30):
+            self.raw["writes"][write]["features"] = author.pick(([0], [1, 0], [1]))
 
     def write_own(self, name, model, role):
         """Adds a write of what the same forward has lower down."""

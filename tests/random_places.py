@@ -174,6 +174,7 @@ class Author:
         axes: what is swept, by name.
         table: of the step that is written.
         n_rows: of that table.
+        featurizers: by name.
     """
 
     random: Any
@@ -185,6 +186,7 @@ class Author:
     axes: dict[str, Any] = field(default_factory=dict)
     table: str = "rows"
     n_rows: int = 0
+    featurizers: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
         self.there = present(self.family)

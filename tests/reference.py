@@ -121,3 +121,30 @@ def log_softmax(logits):
     from scipy.special import log_softmax
 
     return log_softmax(logits.double().numpy(), axis=-1)
+
+
+def fit_by_hand(model, layer, examples, encode, decode):
+    """Returns the mean cross-entropy of interchanges of a block's output at the last token, in some coordinates, as autograd sees it.
+
+    Args:
+        examples: of each, the base's ids, the other prompt's, and the token that is wanted.
+    """
+    blocks = model.model.layers if hasattr(model, "model") else model.transformer.h
+    losses = []
+    for base, other, target in examples:
+        with torch.no_grad():
+            source = forward(model, other, {"x": spot(model, "block_output", layer, [len(other) - 1])})["x"]
+
+        def swap(module, args, output, source=source):
+            stream = output[0] if isinstance(output, tuple) else output
+            _, rest = encode(stream[:, -1])
+            new = torch.cat([stream[:, :-1], decode(encode(source)[0], rest)[:, None]], dim=1)
+            return (new, *output[1:]) if isinstance(output, tuple) else new
+
+        handle = blocks[layer].register_forward_hook(swap)
+        try:
+            logits = model(torch.tensor([list(base)])).logits[0, -1]
+        finally:
+            handle.remove()
+        losses.append(-logits.log_softmax(dim=-1)[target])
+    return torch.stack(losses).mean()

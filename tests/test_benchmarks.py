@@ -37,3 +37,22 @@ def test_no_example_has_more_to_run_with_rewrites():
     for name, one in json.loads((RESULTS / "examples.json").read_text(encoding="utf-8")).items():
         assert one["layer_tokens"][1] <= one["layer_tokens"][0], name
         assert one["passes"][1] <= one["passes"][0], name
+
+
+def test_the_das_benchmark_runs_on_the_bundled_model_with_the_losses_of_the_same_rotation_by_hand(tmp_path):
+    command = [sys.executable, str(ROOT / "benchmarks" / "das.py"), "--quick", "--no-peers", "--updates", "3", "--out", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, "CAUSALAB_CACHE": str(tmp_path)}, cwd=ROOT)
+    found = json.loads((tmp_path / "das-bundled.json").read_text(encoding="utf-8"))
+    ours = next(way for way in found["ways"] if way["name"] == "this package")
+    assert ours["difference"] < 1e-4
+    assert ours["after"] < ours["at_start"]
+    assert found["sweep"]["difference"] < 1e-4
+
+
+@pytest.mark.parametrize("model", ["bundled", "smollm2"])
+def test_the_tables_of_fits_show_the_same_losses_as_by_hand(model):
+    found = json.loads((RESULTS / f"das-{model}.json").read_text(encoding="utf-8"))
+    ways = {way["name"]: way for way in found["ways"]}
+    assert ways["this package"]["difference"] < 1e-4
+    assert any(name.startswith("pyvene") for name in ways)
+    assert found["sweep"]["difference"] < 1e-4

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from test_errors import BASE, apply
+from test_errors import BASE, TRAINED, apply
 
 from causalab_mini.plan.load import load_raw
 from causalab_mini.plan.spec import MECHANISM_RULES, Spec
@@ -17,8 +17,8 @@ PATCHING = "interventions/patching"
 UNUSED = {"reads": {"r": {"site": "logits", "pos": -1, "input": "base"}}}
 
 
-def digest(*patches):
-    document = BASE
+def digest(*patches, base=BASE):
+    document = base
     for patch in patches:
         document = apply(document, {"patch": patch})
     return load_raw(document).digest
@@ -176,3 +176,88 @@ def test_writes_and_models_that_no_read_needs_do_not_count():
     assert load_raw(extra).digest == load_raw(BASE).digest
     patching["models"]["patched"]["writes"] = ["patch", "spare"]
     assert load_raw(extra).digest != load_raw(BASE).digest
+
+
+ROTATION = "featurizers/rotation"
+FIT = "steps/train"
+TRAINED_SAME = {
+    "unused featurizers": {
+        "featurizers/spare": {"kind": "gate"},
+        "featurizers/parts": {"kind": "chain", "of": ["spare"]},
+        "featurizers/latents/k": 7,
+    },
+    "a default parametrization": {ROTATION + "/parametrization": "cayley"},
+    "a default start": {ROTATION + "/init": "random"},
+    "a default seed": {FIT + "/seed": 0},
+    "the seed of the fit": {ROTATION + "/seed": 0},
+    "a default schedule": {FIT + "/optimizer/schedule": "constant", FIT + "/optimizer/warmup": 0, FIT + "/optimizer/weight_decay": 0},
+    "default betas": {FIT + "/optimizer/betas": [0.9, 0.999]},
+    "no temperatures": {FIT + "/anneal": {}},
+    "what is kept": {FIT + "/keep": "best"},
+    "a weight and the same number": {FIT + "/objective/0/0": 1.0},
+    "a control and its object": {"steps/apply/controls": [{"kind": "self_swap"}, {"kind": "full_component"}]},
+    "as many draws as there are anyway": {FIT + "/controls/0": {"kind": "random_subspace", "n": 3, "seed": 0}},
+    "a write that is not made": {
+        "interventions/swap/writes/spare": {"site": "later", "pos": 0, "mechanism": "swap", "operand": 0, "featurizer": "latents"}
+    },
+}
+TRAINED_OTHER = {
+    "k": {ROTATION + "/k": 5},
+    "the seed of a draw": {ROTATION + "/seed": 1},
+    "the seed of a fit": {FIT + "/seed": 1},
+    "a parametrization": {ROTATION + "/parametrization": "qr"},
+    "a start": {ROTATION + "/init": "pca"},
+    "a file": {ROTATION + "/file_path": "basis.safetensors"},
+    "a source": {"featurizers/directions": {"kind": "pca", "k": 2, "file_path": "basis.safetensors"}},
+    "features": {"interventions/swap/writes/patch/features": [0]},
+    "the weight of a term": {FIT + "/objective/0/0": 2},
+    "another term": {FIT + "/objective": [[1, "loss"], [1, "loss"]]},
+    "epochs": {FIT + "/epochs": 4},
+    "pairs": {FIT + "/pairs": 4},
+    "an optimizer": {FIT + "/optimizer/name": "adam"},
+    "a rate": {FIT + "/optimizer/lr": 0.1},
+    "momentum": {"steps/sparse/optimizer/momentum": 0.5},
+    "a temperature": {"steps/sparse/anneal/mask/end": 0.2},
+    "patience": {FIT + "/early_stop/patience": 1},
+    "what is kept": {FIT + "/keep": "last"},
+    "the rows of the evaluation": {FIT + "/eval/rows/base": "other"},
+    "controls": {FIT + "/controls": []},
+    "draws": {FIT + "/controls/1/n": 3},
+    "names": {"steps/publish/names": ["rotation"]},
+    "a method": {"steps/explain": {**TRAINED["steps"]["explain"], "ig_steps": 6}},
+    "how many are verified": {"steps/explain/verify_top": 4},
+}
+
+
+@pytest.mark.parametrize("patch", TRAINED_SAME.values(), ids=TRAINED_SAME.keys())
+def test_two_spellings_of_what_is_trained_are_one(patch):
+    assert digest(patch, base=TRAINED) == digest(base=TRAINED)
+
+
+@pytest.mark.parametrize("patch", TRAINED_OTHER.values(), ids=TRAINED_OTHER.keys())
+def test_other_training_is_another_experiment(patch):
+    assert digest(patch, base=TRAINED) != digest(base=TRAINED)
+
+
+def test_a_default_of_a_featurizer_depends_on_the_fit():
+    seeded = {FIT + "/seed": 5}
+    assert digest(seeded, {ROTATION + "/seed": 5}, base=TRAINED) == digest(seeded, base=TRAINED)
+    assert digest(seeded, {ROTATION + "/seed": 0}, base=TRAINED) != digest(seeded, base=TRAINED)
+
+
+def test_ten_steps_on_the_way_and_no_momentum_are_defaults():
+    explain = {key: value for key, value in TRAINED["steps"]["explain"].items() if key != "ig_steps"}
+    plain = {"steps/explain": explain, "steps/sparse/optimizer": {"name": "sgd", "lr": 1}}
+    assert digest(plain, {"steps/explain/ig_steps": 10, "steps/sparse/optimizer/momentum": 0.0}, base=TRAINED) == digest(
+        plain, base=TRAINED
+    )
+
+
+def test_a_chain_is_what_its_parts_are():
+    chained = {
+        "featurizers/both": {"kind": "chain", "of": ["rotation", "inner"]},
+        "featurizers/inner": {"kind": "subspace", "k": 2},
+        "interventions/swap/reads/source/featurizer": "both",
+        "interventions/swap/writes/patch/featurizer": "both",
+    }
+    assert digest(chained, base=TRAINED) != digest(chained, {"featurizers/inner/k": 1}, base=TRAINED)

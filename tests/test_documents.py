@@ -11,17 +11,22 @@ from causalab_mini.shipped import example_documents
 pytestmark = pytest.mark.tiny
 
 EXAMPLES = example_documents()
-BUNDLED = {name: path for name, path in EXAMPLES.items() if not name.startswith("v2/")}
+BUNDLED = {name: path for name, path in EXAMPLES.items() if not name.startswith(("v2/", "smollm2/"))}
 
 
 @pytest.fixture(scope="session")
-def summaries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     return {name: run(name, tmp_path_factory.mktemp("documents") / name) for name in BUNDLED}
 
 
-def run(name: str, out: Path) -> list[dict]:
+@pytest.fixture(scope="session")
+def summaries(whole: dict[str, dict]) -> dict[str, list[dict]]:
+    return {name: summary["metrics"] for name, summary in whole.items()}
+
+
+def run(name: str, out: Path) -> dict:
     load(EXAMPLES[name], options=Options(check="full" if name == "patching" else "sample")).run(out)
-    return json.loads((out / "summary.json").read_text())["metrics"]
+    return json.loads((out / "summary.json").read_text())
 
 
 def mean(entries: list[dict], metric: str, **axes: object) -> float:
@@ -191,3 +196,97 @@ def test_both_engines_give_the_same_summary(summaries, tmp_path):
     experiment.run(tmp_path / "out")
     hooks = json.loads((tmp_path / "out" / "summary.json").read_text())["metrics"]
     assert hooks == summaries["steering"]
+
+
+def control(entries: list[dict], metric: str, kind: str, step: str, **axes: object) -> dict:
+    found = [e for e in entries if e["metric"] == metric and e["step"] == step and all(e["axes"].get(k) == v for k, v in axes.items())]
+    assert len(found) == 1
+    return found[0]["controls"][kind]
+
+
+def of_step(entries: list[dict], step: str) -> list[dict]:
+    return [e for e in entries if e["step"] == step]
+
+
+def test_a_trained_rotation_carries_the_answer_where_the_name_does_and_random_ones_do_not(summaries):
+    test = of_step(summaries["das"], "test")
+    for layer in (0, 1):
+        assert mean(test, "follows", layer=layer, k=16) >= 0.95  # on rows that neither trained it nor chose its epoch
+        assert control(test, "follows", "random_subspace", "test", layer=layer, k=16)["mean"] <= 0.1
+    for layer in (2, 3):
+        assert mean(test, "follows", layer=layer, k=16) == 0
+    train = of_step(summaries["das"], "train")
+    assert all(entry["epoch_is_picked_on_these_rows"] for entry in train)
+
+
+def test_the_best_point_of_a_sweep_is_named_with_its_number_on_rows_that_did_not_pick_it(whole):
+    best = {(entry["step"], entry["metric"]): entry for entry in whole["das"]["best"]}
+    train = best["train", "follows"]
+    assert train["is_picked_on_the_rows_that_it_is_of"]
+    assert train["of"] == 8
+    assert [other["step"] for other in train["held_out"]] == ["test"]
+    assert best["test", "follows"]["held_out"] == []  # the rows of the fit chose its epoch: they are no judges
+
+
+def test_the_gates_of_two_heads_stay_open_and_those_of_the_others_close(whole):
+    cheap, dear = (next(e for e in whole["dbm_heads"]["fits"] if e["axes"] == {"price": price})["gates"] for price in (0.02, 0.2))
+    assert mean(of_step(whole["dbm_heads"]["metrics"], "test"), "follows", price=0.02) >= 0.95
+    assert control(whole["dbm_heads"]["metrics"], "follows", "shuffled_source", "test", price=0.02)["mean"] <= 0.25
+    assert dear["gate0"]["on"] + dear["gate1"]["on"] >= 10
+    assert dear["gate2"]["on"] + dear["gate3"]["on"] <= 4
+    assert all(dear[gate]["on"] <= cheap[gate]["on"] for gate in cheap)
+
+
+def test_a_dearer_unit_leaves_fewer_open_and_the_answer_follows_less(whole):
+    units = {e["axes"]["price"]: e["gates"]["gate"]["on"] for e in whole["dbm_units"]["fits"]}
+    assert 64 > units[0.005] > units[0.05] > units[0.5] > 0
+    test = of_step(whole["dbm_units"]["metrics"], "test")
+    assert mean(test, "follows", price=0.005) >= 0.95
+    assert mean(test, "follows", price=0.5) <= 0.2
+
+
+def test_what_varies_most_carries_the_answer_better_than_random_directions_and_worse_than_trained_ones(summaries):
+    found = summaries["pca_control"]
+    for k, least in ((16, 0.95), (32, 0.95)):
+        assert mean(found, "follows", k=k) >= least
+        assert control(found, "follows", "random_subspace", "test", k=k)["mean"] <= 0.6
+        assert control(found, "follows", "full_component", "test", k=k)["mean"] == 1
+    das = mean(of_step(summaries["das"], "test"), "follows", layer=1, k=4)
+    assert mean(found, "follows", k=4) < das - 0.2
+
+
+def test_latents_of_one_task_take_away_that_task_and_no_other(summaries):
+    found = summaries["sae_ablation"]
+    previous = [81, 90, 53, 50, 10, 62, 61, 15, 100, 35]
+    for step in ("day_previous", "day_next", "month_previous", "number_next"):
+        assert mean(of_step(found, step), "right", latents=previous) == 1
+        assert mean(of_step(found, step), "still_right", latents=previous) == (0 if step == "day_previous" else 1)
+        others = [e for e in of_step(found, step) if e["metric"] == "still_right" and e["axes"]["latents"] != previous]
+        assert [e["mean"] for e in others] == [1]
+
+
+def test_one_latent_says_sunday(summaries):
+    found = summaries["sae_steering"]
+    for step in ("days_after", "days_before"):
+        assert mean(of_step(found, step), "says_sunday_steered", latent=[81]) == 1
+        for other in ([5], [14]):
+            assert mean(of_step(found, step), "says_sunday_steered", latent=other) == 0
+
+
+def test_a_subspace_of_standardised_values_carries_the_answer_and_its_controls_do_not(summaries):
+    test = of_step(summaries["standardize_subspace"], "test")
+    assert mean(test, "follows") >= 0.95
+    assert control(test, "follows", "self_swap", "test")["mean"] == 0
+    assert control(test, "follows", "shuffled_source", "test")["mean"] <= 0.2
+    assert control(test, "follows", "random_subspace", "test")["mean"] <= 0.1
+
+
+def test_estimates_agree_with_what_heads_really_do(whole):
+    one, way = whole["attribution"]["attributions"]
+    for entry in (one, way):
+        assert entry["agreement"]["n_components"] == 16
+        assert entry["agreement"]["rank_correlation"] >= 0.95
+        assert entry["agreement"]["sign_agreement"] >= 0.9
+        assert {(part["layer"], part["head"]) for part in entry["components"][:2]} == {(2, 0), (2, 1)}
+    largest = max(part["exact"] for part in way["components"])
+    assert largest > 5

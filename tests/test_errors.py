@@ -12,6 +12,8 @@ pytestmark = pytest.mark.plain
 
 CASES = Path(__file__).parent / "cases"
 BASE = json.loads((CASES / "base.json").read_text(encoding="utf-8"))
+TRAINED = json.loads((CASES / "trained.json").read_text(encoding="utf-8"))
+"""What cases with `"base": "trained"` are patches of."""
 ERRORS = {
     f"{file.stem}: {case['why']}": case
     for file in sorted((CASES / "errors").glob("*.json"))
@@ -37,21 +39,27 @@ def apply(base, case):
     return document
 
 
-def test_the_base_of_all_cases_is_valid():
-    assert load_raw(BASE).points[0].spec.steps.keys() == {"measure", "patch"}
+def broken(case):
+    """Returns the document of a case."""
+    return apply(TRAINED if case.get("base") == "trained" else BASE, case)
+
+
+@pytest.mark.parametrize("base", [BASE, TRAINED])
+def test_the_bases_of_all_cases_are_valid(base):
+    assert list(load_raw(base).points[0].spec.steps) == list(base["steps"])
 
 
 @pytest.mark.parametrize("case", ERRORS.values(), ids=ERRORS.keys())
 def test_a_broken_rule_is_named_with_path_expected_and_got(case):
     with pytest.raises(DocumentError) as caught:
-        load_raw(apply(BASE, case))
+        load_raw(broken(case))
     assert caught.value.text().split("\n") == case["errors"]
 
 
 @pytest.mark.parametrize("case", ERRORS.values(), ids=ERRORS.keys())
 def test_a_refusal_as_data_has_a_code_and_the_same_words(case):
     with pytest.raises(DocumentError) as caught:
-        load_raw(apply(BASE, case), Path("a.json"))
+        load_raw(broken(case), Path("a.json"))
     for problem in caught.value.as_data()["errors"]:
         assert problem["file"] == "a.json"
         assert problem["code"]

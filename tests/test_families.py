@@ -10,6 +10,7 @@ from families_by_hand import CONFIGS, INTERFACED, INTERIOR, LAYERS, PATTERNS, PE
 from reference import tokens_of
 
 from causalab_mini.model.components import COMPONENTS
+from causalab_mini.model.facts import WITHOUT_SDPA
 
 pytestmark = pytest.mark.tiny
 
@@ -70,6 +71,7 @@ class Zoo:
         self.folder = folder
         self.made = {}
         write_table(folder / "data", "rows", ROWS)
+        write_table(folder / "data", "judge", [{**ROWS[0], "counterfactual_inputs": ["Friday is tomorrow"]}])
         write_table(folder / "data", "crossed", [{**row, "counterfactual_inputs": [ROWS[1]["input"]]} for row in ROWS])
 
     def once(self, key, make):
@@ -897,3 +899,56 @@ def test_a_grid_of_layers_and_positions_is_the_same_with_all_rewrites(zoo, name,
         values = [point.step("s").results["outputs"]["prediction"].value for point in (before, after)]
         assert values[0].lengths == values[1].lengths
         assert_near(values[1].data, values[0].data, before.label)
+
+
+# gradients
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [*((name, "eager" if CONFIGS[name][0] in WITHOUT_SDPA else "sdpa") for name in CONFIGS), ("llama", "eager"), ("gpt2", "eager")],
+)
+def test_a_fit_is_the_same_with_what_stays_run_once(zoo, name, attention):
+    """Gradients pass through every family's upper layers alone, after the same model has been run without any."""
+    from causalab_mini.plan.build import build_request
+
+    stream = site("block_output", 0)
+    both = {"site": stream, "pos": -2, "featurizer": "turn"}
+    reads = {
+        "target": {"site": LOGITS, "pos": -1, "input": "counterfactual"},
+        "prediction": {"site": LOGITS, "pos": -1, "model": "patched"},
+    }
+    swap = patching(
+        {**both, "mechanism": "swap", "operand": "source"},
+        both,
+        reads=reads,
+        metrics={"far": {"kind": "kl", "of": "prediction", "against": "target"}},
+    )
+    fit = {
+        "kind": "fit",
+        "rows": {"base": "rows", "counterfactual": "rows"},
+        "interventions": "swap",
+        "params": ["turn"],
+        "objective": [[1, "far"]],
+        "epochs": 2,
+        "pairs": 3,
+        "optimizer": {"name": "adam", "lr": 0.05},
+        "eval": {"rows": {"base": "judge", "counterfactual": "judge"}},
+    }
+    look = observe("look", both=False)
+    raw = document(
+        {"swap": swap, "look": {"reads": {"x": {"site": stream, "pos": -1, "input": "base"}}}},
+        {"see": look, "train": fit},
+        str(zoo.checkpoint(name)),
+    )
+    raw["featurizers"] = {"turn": {"kind": "subspace", "k": 3, "seed": 1}}
+    raw["model"]["attn_implementation"] = attention
+    curves = []
+    for kind, options in (("nnterp", {}), ("nnterp", {"rewrites": ()}), ("hooks", {})):
+        engine = zoo.engine(name, kind, attention)
+        run = engine.execute(build_request(raw, zoo.folder / "data", engine), check="off", **options)
+        curves.append([line["objective"] for line in run.step("train").results["train/loss"]])
+        (moved,) = run.step("train").results["checks"][-1].data["largest_gradient"].values()
+        assert moved > 0
+    assert curves[1] == pytest.approx(curves[0], rel=1e-4)
+    assert curves[2] == pytest.approx(curves[0], rel=1e-5)

@@ -8,6 +8,7 @@ from causalab_mini.shipped import example_documents
 
 pytestmark = pytest.mark.tiny
 
+CASES = Path(__file__).resolve().parent / "cases"
 QUICKSTART = str(example_documents()["quickstart"])
 
 
@@ -15,7 +16,7 @@ def test_validate_says_ok_of_every_example_without_weights(command, monkeypatch)
     from causalab_mini.engine.engines.nnterp import NNterpEngine
 
     monkeypatch.setattr(NNterpEngine, "load_weights", lambda self: pytest.fail("weights"))
-    names = [name for name in example_documents() if not name.startswith("v2/")]
+    names = [name for name in example_documents() if not name.startswith(("v2/", "smollm2/"))]
     result = command("validate", *(f"bundled:{name}" for name in names))
     assert result.code == 0
     assert [line.split()[:2] for line in result.out.splitlines()] == [["ok", f"bundled:{name}"] for name in names]
@@ -98,6 +99,25 @@ def test_fmt_lays_out_in_place_and_keeps_the_meaning(command, tmp_path):
     assert file.read_text() == Path(QUICKSTART).read_text()
     assert load_spec(file).digest == digest
     assert command("fmt", "--check", file).code == 0
+
+
+def test_fmt_orders_the_keys_of_each_kind_as_the_reference_does(command, tmp_path):
+    raw = json.loads((CASES / "trained.json").read_text(encoding="utf-8"))
+    file = tmp_path / "mine.json"
+
+    def turned(value, names):
+        if not isinstance(value, dict):
+            return value
+        keys = value if names else reversed(value)
+        return {key: turned(value[key], not names and key in ("steps", "featurizers")) for key in keys}
+
+    file.write_text(json.dumps(turned(raw, names=False)))
+    digest = load_spec(file).digest
+    command("fmt", file)
+    assert load_spec(file).digest == digest
+    laid_out = json.loads(file.read_text())
+    for section in ("featurizers", "steps"):
+        assert [list(value) for value in laid_out[section].values()] == [list(value) for value in raw[section].values()]
 
 
 def test_fmt_leaves_a_document_that_is_no_json_as_it_is(command, tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_errors import BASE
+from test_errors import BASE, TRAINED
 
 from causalab_mini.data.strict_json import parse_json
 from causalab_mini.errors import DocumentError
@@ -15,7 +15,11 @@ from causalab_mini.plan.load import Document, load_raw
 pytestmark = pytest.mark.plain
 
 ROOT = Path(__file__).resolve().parent.parent / "documents"
-DOCUMENTS = [BASE, *(json.loads(file.read_text(encoding="utf-8")) for file in sorted(ROOT.rglob("*.json")) if "data" not in file.parts)]
+DOCUMENTS = [
+    BASE,
+    TRAINED,
+    *(json.loads(file.read_text(encoding="utf-8")) for file in sorted(ROOT.rglob("*.json")) if "data" not in file.parts),
+]
 WORDS = [
     "base",
     "original",

@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 from authoring import ENTITY, LOGITS, document, observe, pair, patching, site, write_table
+from conftest import ROOT
 from gguf_files import plain_bpe, strange_texts
 from reference import forward, ids_of, spot, tokens_of
 from smollm2 import NAME, gguf_file
@@ -267,3 +268,62 @@ def test_reads_of_a_ragged_batch_are_what_plain_hooks_give(carry_out, plain, kin
         start = sum(lengths[:row])
         for (name, index), value in expected.items():
             assert_near(made[name].value.data[index, start : start + lengths[row]], value)
+
+
+# fits and attributions
+
+TABLES = ROOT / "data" / "smollm2"
+
+
+def of_split(name, split, n):
+    rows = json.loads((TABLES / f"{name}.json").read_text(encoding="utf-8"))
+    return [row for row in rows if row["split"] == split][:n]
+
+
+@pytest.fixture(scope="module")
+def carry_out_documents(opened, tmp_path_factory):
+    """Returns a function that runs a document of `documents/smollm2` over the first rows of its splits."""
+
+    def run(name, sizes, change):
+        from causalab_mini.plan.build import build_request
+
+        raw = json.loads((ROOT / "documents" / "smollm2" / f"{name}.json").read_text(encoding="utf-8"))
+        change(raw)
+        root = tmp_path_factory.mktemp("data")
+        for table in ("months", "ioi"):
+            rows = [row for split, n in sizes.items() for row in of_split(table, split, n)]
+            write_table(root, f"smollm2/{table}", rows)
+        engine = opened("nnterp")
+        return engine.execute(build_request(raw, root, engine), check="sample")
+
+    return run
+
+
+def test_a_subspace_for_the_month_carries_the_answer_on_rows_that_it_never_saw(carry_out_documents):
+    def change(raw):
+        raw["sites"]["stream"]["layers"] = 18
+        raw["featurizers"]["rotation"]["k"] = 16
+        raw["steps"]["test"]["controls"] = ["shuffled_source", {"kind": "random_subspace", "n": 1}]
+
+    run = carry_out_documents("month_das", {"train": 48, "dev": 8, "test": 12}, change)
+    test = run.step("test").results
+    follows = [row["value"] for row in test["metrics"]["follows"]]
+    assert sum(follows) / len(follows) >= 0.75
+    for entry in test["controls"]:
+        if entry["metric"] == "follows":
+            values = [row["value"] for row in entry["tables"][0]]
+            assert sum(values) / len(values) <= 0.25, entry["kind"]
+    assert run.step("train").results["fit"]["level"] == "token"
+    assert max(run.step("train").results["fit"]["first_use"]) < 1e-4
+
+
+def test_estimates_of_heads_agree_with_what_they_do(carry_out_documents):
+    run = carry_out_documents("name_attribution", {"dev": 1, "test": 8}, lambda raw: raw["steps"]["estimate"].update(verify_top=10))
+    found = run.step("estimate").results
+    assert found["agreement"]["rank_correlation"] >= 0.9
+    assert found["agreement"]["sign_agreement"] == 1
+    sizes = {}
+    for row in found["attributions"]:
+        sizes.setdefault((row["layer"], row["head"]), []).append(row["value"])
+    largest = max(sizes, key=lambda place: abs(sum(sizes[place])))
+    assert largest == (23, 3)

@@ -3,8 +3,10 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from test_errors import BASE, apply
+from test_errors import BASE, TRAINED, apply, broken
+from test_mutated_documents import at, places
 
+from causalab_mini.errors import DocumentError
 from causalab_mini.plan.load import load_raw
 from causalab_mini.plan.schema import schema
 from causalab_mini.plan.vocabulary import vocabulary
@@ -53,9 +55,41 @@ def test_a_sweep_stands_for_a_value_however_deep(validator, path, value):
     assert [error.message for error in validator.iter_errors(document)] == []
 
 
+def test_a_sweep_stands_for_any_value_of_featurizers_and_steps(validator):
+    for path in places(TRAINED):
+        if path[0] == "model":
+            continue
+        document = json.loads(json.dumps(TRAINED))
+        here = at(document, path[:-1])
+        here[path[-1]] = {"sweep": [here[path[-1]]]}
+        try:
+            load_raw(document)
+        except DocumentError:
+            assert not validator.is_valid(document), path
+        else:
+            assert validator.is_valid(document), path
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("featurizers/latents", {"kind": {"sweep": ["sae", "linear", "pca"]}, "k": 2, "file_path": "a.safetensors"}),
+        ("featurizers/latents", {"kind": "sae", "file_path": "a.safetensors", "activation": {"sweep": ["topk"]}, "topk": 4}),
+        ("interventions/clean/metrics/near", {"kind": {"sweep": ["kl", "js"]}, "of": "logits", "against": "logits"}),
+        ("steps/train/optimizer", {"name": {"sweep": ["adam", "adamw"]}, "lr": {"sweep": [0.1, 0.01]}, "betas": [0.9, 0.99]}),
+        ("steps/measure/outputs/variance", {"read": "stream", "reduce": {"sweep": ["pca"]}, "k": 3}),
+        ("steps/sparse/objective/1/0", {"sweep": [0, 0.1, 1.0]}),
+    ],
+)
+def test_a_swept_word_leaves_open_what_goes_with_it(validator, path, value):
+    document = apply(TRAINED, {"patch": {path: value}})
+    assert load_raw(document).is_sweep
+    assert [error.message for error in validator.iter_errors(document)] == []
+
+
 @pytest.mark.parametrize(("file", "case"), ALL, ids=[f"{file}: {case['why']}" for file, case in ALL])
 def test_the_schema_refuses_what_a_schema_can(validator, file, case):
-    document = apply(BASE, case)
+    document = broken(case)
     assert validator.is_valid(document) == (case["why"] in BEYOND.get(file, []))
 
 

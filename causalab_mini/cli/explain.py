@@ -10,6 +10,10 @@ import typer
 from causalab_mini.cli import options
 
 
+def _schedule_lines(*lines: str) -> list[str]:
+    return [line for line in lines if line]
+
+
 def register(app: typer.Typer) -> None:
     """Adds the verb."""
 
@@ -38,10 +42,16 @@ def register(app: typer.Typer) -> None:
         request, schedules, _ = loaded.compile()
         if schedule:
             from causalab_mini.schedule.physical import plain_schedule
-            from causalab_mini.schedule.printed import data, text
-            from causalab_mini.schedule.rewrites import rewrite
+            from causalab_mini.schedule.printed import attribution_lines, data, fit_lines, text
+            from causalab_mini.schedule.repeated import fit_costs
+            from causalab_mini.schedule.rewrites import REWRITES, rewrite
 
             found = rewrite(plain_schedule(request, schedules))
-            print(json.dumps(data(found), indent=1) if as_json else text(found))
+            fits = list(fit_costs(request, schedules, REWRITES))
+            print(
+                json.dumps(data(found, fits), indent=1)
+                if as_json
+                else "\n".join(_schedule_lines(text(found) if found.passes else "", *fit_lines(fits), *attribution_lines(request)))
+            )
             return
         print(json.dumps(explain_data(request), indent=1, ensure_ascii=False) if as_json else explain_text(request))

@@ -12,19 +12,25 @@ from rich.table import Table
 from rich.text import Text
 
 from causalab_mini.plan.sweep import show_value
+from causalab_mini.results.summary import MORE_IS_BETTER
 
 if TYPE_CHECKING:
+    from causalab_mini.engine.job import Job
     from causalab_mini.engine.run import Run
 
 MAX_LINES = 24
+MAX_COMPONENTS = 12
+MAX_SAID = 4
+MAX_FITS = 8
 
 Entry = Mapping[str, Any]
 
 
 def summary_table(summary: Sequence[Entry]) -> Table:
     """Returns metrics with counts, means and intervals; of very many, the first ones and how many more there are."""
+    shown = _shown_entries(summary)
     table = Table(
-        title="metrics (mean over eligible rows, 95 % interval)",
+        title="metrics (mean over eligible rows, 95 % interval)" + ("" if len(shown) == len(summary) else " at the best points"),
         title_justify="left",
         title_style="bold",
         box=box.SIMPLE_HEAD,
@@ -34,20 +40,45 @@ def summary_table(summary: Sequence[Entry]) -> Table:
     axes = list(dict.fromkeys(axis for entry in summary for axis in _axes(entry)))
     has_steps = len({entry["step"] for entry in summary}) > 1
     for name in axes:
-        table.add_column(name, overflow="fold", max_width=36)
+        longest = max(len(name), *(len(_axes(entry).get(name, "")) for entry in shown))
+        table.add_column(name, overflow="fold", min_width=min(longest, 12), max_width=36)
     for name in (["step"] if has_steps else []) + ["metric"]:
         table.add_column(name, no_wrap=True)
     for name in ("rows", "mean", "interval"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("unit", no_wrap=True)
-    for entry in summary[:MAX_LINES]:
-        place = [_axes(entry).get(axis, "") for axis in axes] + ([entry["step"]] if has_steps else [])
+    for entry in shown:
+        place = [_axes(entry).get(axis, "") for axis in axes] + ([_step(entry)] if has_steps else [])
         rows = str(entry["n"]) if entry["n"] == entry["eligible"] else f"{entry['eligible']} of {entry['n']}"
         mean = "(a list a row)" if entry["kind"] == "top_k" else _number(entry["mean"])
         table.add_row(*place, entry["metric"], rows, mean, _interval(entry["interval"]), entry["unit"])
-    if len(summary) > MAX_LINES:
-        table.caption = f"and {len(summary) - MAX_LINES} more in summary.json"
+        for kind, control in entry.get("controls", {}).items():
+            n = str(control["eligible"]) + (f" × {len(control['draws'])}" if "draws" in control else "")
+            table.add_row(*place, f"  {kind}", n, _number(control["mean"]), _interval(control["interval"]), "", style="dim")
+    if len(summary) > len(shown):
+        table.caption = f"and {len(summary) - len(shown)} more in summary.json"
     return table
+
+
+def _shown_entries(summary: Sequence[Entry]) -> list[Entry]:
+    """Returns the entries that a table shows: all, or of very many those of the point where each step is at its best, with their controls."""
+    if sum(1 + len(entry.get("controls", {})) for entry in summary) <= MAX_LINES:
+        return list(summary)
+    best: dict[str, Entry] = {}
+    for entry in summary:
+        if entry["unit"] in MORE_IS_BETTER and entry["mean"] is not None:
+            best[entry["step"]] = max(best.get(entry["step"], entry), entry, key=lambda each: each["mean"])
+    chosen = [entry for entry in summary if entry["step"] in best and _at(entry) == _at(best[entry["step"]])]
+    return (chosen or list(summary))[:MAX_LINES]
+
+
+def _at(entry: Entry) -> tuple[Any, Any]:
+    return entry["point"], entry.get("layer")
+
+
+def _step(entry: Entry) -> str:
+    """Returns what a step is called on the screen: of a fit, with what its metrics are of."""
+    return f"{entry['step']} (eval)" if entry.get("rows") == "eval" else str(entry["step"])
 
 
 def heat_maps(summary: Sequence[Entry], width: int = 80) -> Iterator[Table]:
@@ -59,7 +90,7 @@ def heat_maps(summary: Sequence[Entry], width: int = 80) -> Iterator[Table]:
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in summary:
         if _axes(entry) and isinstance(entry["mean"], float):
-            groups.setdefault((entry["step"], entry["metric"]), []).append(entry)
+            groups.setdefault((_step(entry), entry["metric"]), []).append(entry)
     for (step, metric), entries in groups.items():
         axes = list(_axes(entries[0]))
         if len(axes) <= 2 and len(entries) > 1:
@@ -123,6 +154,83 @@ def _cell(mean: float | None, low: float, high: float) -> Text:
     return Text(f" {mean:.2f} ", style=f"{ink} on #{red:02x}{green:02x}{blue:02x}")
 
 
+def attribution_tables(entries: Sequence[Entry], width: int = 80) -> Iterator[Table | Text]:
+    """Yields, for each attribution, its largest components with their estimates, and what was run exactly; and a map of layers and heads."""
+    for entry in entries:
+        where = f"{entry['point']} · " if entry["point"] else ""
+        table = Table(
+            title=f"{where}{entry['step']} · {entry['metric']} by {entry['method']} ({entry['unit']}, mean over rows)",
+            title_justify="left",
+            title_style="bold",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+        )
+        components = entry["components"]
+        keys = [key for key in ("write", "layer", "head", "token") if len({str(part.get(key)) for part in components}) > 1] or ["write"]
+        for key in keys:
+            table.add_column(key, justify="left" if key == "write" else "right", no_wrap=True)
+        has_exact = any("exact" in part for part in components)
+        for name in ["estimate", "interval", *(["exact"] if has_exact else [])]:
+            table.add_column(name, justify="right", no_wrap=True)
+        for part in components[:MAX_COMPONENTS]:
+            exact = [_number(part.get("exact"))] if has_exact else []
+            table.add_row(*(str(part.get(key, "")) for key in keys), _number(part["mean"]), _interval(part["interval"]), *exact)
+        if len(components) > MAX_COMPONENTS:
+            table.caption = f"and {len(components) - MAX_COMPONENTS} more in summary.json"
+        yield table
+        if {"layer", "head"} <= set(keys) and "token" not in keys and "write" not in keys:
+            cells = [
+                {"axes": {"layer": part["layer"], "head": part["head"]}, "mean": part["mean"], "unit": entry["unit"]} for part in components
+            ]
+            cells.sort(key=lambda cell: (cell["axes"]["layer"], cell["axes"]["head"]))
+            yield from _heat_map(
+                f"{entry['step']} · estimated change of {entry['metric']} ({entry['unit']})", ["layer", "head"], cells, width
+            )
+        if (found := entry["agreement"]) is not None:
+            rank, sign = (_number(found[key]) for key in ("rank_correlation", "sign_agreement"))
+            yield Text(f"estimates beside what {found['n_components']} components really do: rank correlation {rank}, same sign {sign}")
+
+
+def best_lines(entries: Sequence[Entry]) -> Iterator[str]:
+    """Yields, for each metric of a sweep, its best point, on which rows it was picked, and what it is on others."""
+    for entry in entries[:MAX_SAID]:
+        layer = f", layer {entry['layer']}" if "layer" in entry else ""
+        said = f"best of {entry['of']}: {entry['step']} · {entry['metric']} {_number(entry['mean'])} {_interval(entry['interval'])}"
+        line = f"{said} at {entry['point']}{layer}, picked on the rows that it is of"
+        held_out = [f"{_number(other['mean'])} ({_interval(other['interval'])}) in {other['step']}" for other in entry["held_out"]]
+        yield line + (f"; on other rows: {', '.join(held_out)}" if held_out else "")
+    if len(entries) > MAX_SAID:
+        yield f"best points of {len(entries) - MAX_SAID} more metrics in summary.json"
+
+
+def fit_lines(entries: Sequence[Entry]) -> Iterator[str]:
+    """Yields, for each fit, the epoch that is kept, and how many units its gates leave on."""
+    for entry in entries[:MAX_FITS]:
+        where = f"{entry['point']}: " if entry["point"] else ""
+        stopped = ", stopped early" if entry["stopped_early"] else ""
+        objective = _number(entry["at_kept_epoch"].get("objective"))
+        line = f"fit {where}{entry['step']} keeps epoch {entry['kept_epoch']} of {entry['epochs']}{stopped}, objective {objective} held out"
+        gates = [f"{name} {gate['on']} of {gate['of']} units on" for name, gate in entry.get("gates", {}).items()]
+        yield line + (f"; {', '.join(gates)}" if gates else "")
+    if len(entries) > MAX_FITS:
+        yield f"and {len(entries) - MAX_FITS} more fits in summary.json"
+
+
+def fit_line(jobs: Sequence[Job]) -> str:
+    """Returns how far fits that go on together are, in a line."""
+    losses = [job.losses[-1]["objective"] for job in jobs if job.losses]
+    first = jobs[0]
+    evals = [job.evals[-1] for job in jobs if job.evals]
+    name = "objective" if first.step.score is None else first.name(first.step.score[:2])
+    judged = [line[name] for line in evals if line.get(name) is not None]
+    many = f"{len(jobs)} together · " if len(jobs) > 1 else ""
+    epoch = f"epoch {first.epoch}/{first.step.epochs}"
+    loss = f"objective {min(losses):.3f}" + (f" to {max(losses):.3f}" if len(losses) > 1 else "") if losses else ""
+    held = f"held out: {name} {min(judged):.3f}" + (f" to {max(judged):.3f}" if len(judged) > 1 else "") if judged else ""
+    return many + " · ".join(part for part in (epoch, loss, held) if part)
+
+
 def check_lines(run: Run) -> Iterator[str]:
     """Yields a line a check, the many passed ones of a sweep in one."""
     checks = [check for point in run.points for step in point.steps.values() for check in step.results["checks"]]
@@ -130,6 +238,8 @@ def check_lines(run: Run) -> Iterator[str]:
     for name in dict.fromkeys(check.name for check in checks):
         of_name = [check for check in checks if check.name == name]
         said = [check for check in of_name if check.status == "failed" or "changed nothing" in check.text or "left" in check.text]
+        said = [check for check in said if check.status == "failed" or "(self_swap)" not in check.text]
+        said = list({(labels[id(check)], check.text): check for check in said}.values())
         passed = [check for check in of_name if check.status == "passed"]
         if len(of_name) == 1:
             yield f"check {name}: {of_name[0].status}; {of_name[0].text}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from causalab_mini.cli import options
 from causalab_mini.errors import EXIT_OK, CheckError, Problem, UsageError, quoted
 
 if TYPE_CHECKING:
+    from causalab_mini.engine.job import Job
     from causalab_mini.engine.run import Run
     from causalab_mini.results.store import RunFolder
     from causalab_mini.schedule.physical import Physical, PhysicalPass
@@ -71,6 +73,7 @@ class _Screen:
         self.console = Console(stderr=True, highlight=False)
         self.is_live = sys.stderr.isatty() and not as_json
         self.progress: Any = None
+        self.fits: Any = None
         self.facts: Any = None
         self.data: dict[str, Any] = {}
         self.exit_code = EXIT_OK
@@ -82,7 +85,16 @@ class _Screen:
             self.progress = self.console.status("opening the checkpoint, finding every position")
             self.progress.start()
         try:
-            experiment.run(out, Watcher(on_scheduled=self.scheduled, on_pass=self.advance, on_done=self.done))
+            experiment.run(
+                out,
+                Watcher(
+                    on_scheduled=self.scheduled,
+                    on_pass=self.advance,
+                    on_fit=self.fitting,
+                    on_interrupted=self.interrupted,
+                    on_done=self.done,
+                ),
+            )
         except CheckError as error:
             if not self.as_json:
                 raise
@@ -120,26 +132,61 @@ class _Screen:
             fields = {"done": task.fields["done"] + 1, "rows": task.fields["rows"] + len(one.entries())}
             self.progress.update(task.id, advance=self.weight(one), **fields)
 
+    def fitting(self, jobs: Sequence[Job]) -> None:
+        """Shows how far fits are: the loss of the last update, and what the last evaluation gave."""
+        if not self.is_live:
+            return
+        from causalab_mini.cli.render import fit_line
+
+        if self.fits is None:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self.close()
+            self.fits = Progress(
+                TextColumn("fit {task.fields[text]}"), BarColumn(), TimeRemainingColumn(), console=self.console, transient=True
+            )
+            self.fits.start()
+            self.fits.add_task("fit", total=sum(job.n_updates for job in jobs), text="")
+        done = sum(job.n_done for job in jobs)
+        self.fits.update(self.fits.tasks[0].id, completed=done, total=sum(job.n_updates for job in jobs), text=fit_line(jobs))
+
+    def interrupted(self, folder: RunFolder, fits: Mapping[str, Mapping[str, Any]]) -> None:
+        """Says what is left of fits that were not finished."""
+        self.close()
+        for path, fit in fits.items():
+            where = f"{fit['point']}: " if fit["point"] else ""
+            said = f"interrupted: {where}{fit['step']} after {fit['updates']} of {fit['of_updates']} updates; its best so far (epoch {fit['kept_epoch']})"
+            self.console.print(f"{said} is in {folder.path / path}", markup=False, soft_wrap=True)
+
     def close(self) -> None:
+        if self.fits is not None:
+            self.fits.stop()
+            self.fits = None
         if self.progress is not None:
             self.progress.stop()
             self.progress = None
 
-    def done(self, folder: RunFolder, summary: list[dict[str, Any]], run: Run) -> None:
-        from causalab_mini.cli.render import check_lines, heat_maps, summary_table
+    def done(self, folder: RunFolder, summary: Mapping[str, Any], run: Run) -> None:
+        from causalab_mini.cli.render import attribution_tables, best_lines, check_lines, fit_lines, heat_maps, summary_table
 
         self.close()
         if self.as_json:
-            self.data = {"files": [str(path) for path in folder.written], "metrics": summary}
+            told = {key: value for key, value in summary.items() if key != "digest"}
+            self.data = {"files": [str(path) for path in folder.written], **told}
             return
         for path in folder.written:
             print(path)
         sys.stdout.flush()
-        if summary:
-            self.console.print(summary_table(summary))
-        for heat_map in heat_maps(summary, self.console.width):
+        metrics = summary["metrics"]
+        if metrics:
+            self.console.print(summary_table(metrics))
+        for heat_map in heat_maps(metrics, self.console.width):
             self.console.print(heat_map)
+        for table in attribution_tables(summary.get("attributions", ()), self.console.width):
+            self.console.print(table)
+        for line in [*fit_lines(summary.get("fits", ())), *best_lines(summary.get("best", ()))]:
+            self.console.print(line, markup=False)
         for line in check_lines(run):
             self.console.print(line, markup=False)
-        for warning in run.warnings:
+        for warning in (*run.warnings, *summary.get("warnings", ())):
             self.console.print(f"warning: {warning}", markup=False)

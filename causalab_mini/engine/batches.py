@@ -2,49 +2,24 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from causalab_mini.data.prompts import Prompt
 from causalab_mini.engine.contract import Batch, KeepTask, ReadTask, State, Task, Visit, WriteTask
+from causalab_mini.engine.given import Given
+from causalab_mini.engine.landing import Landing, aligned, changed, deranged, take
 from causalab_mini.model.components import COMPONENTS, forward_rank
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.model.families import Address
 from causalab_mini.ops import mechanisms
-from causalab_mini.ops.windows import Index, Pattern, PatternIndex, Value, placed
+from causalab_mini.ops.featurizers import Coordinates
+from causalab_mini.ops.windows import Index, PatternIndex, Value
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.located import Pass
 from causalab_mini.schedule.physical import is_at_head
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """An output of a step.
-
-    Attributes:
-        value: `rows`: of all rows of its step; `window`: one entry, the window that every row is given; `groups`: one entry a group.
-        kind: which of these.
-        is_stacked: whether the layer axis was asked for.
-        groups: names, in the order of the entries.
-        is_ragged: whether rows may have another number of tokens each, as the document has it and not as these rows happen to be.
-        pattern: heads and keys of the features, where those are keys.
-    """
-
-    value: Value
-    kind: Literal["rows", "window", "groups"]
-    is_stacked: bool
-    groups: tuple[str, ...] = ()
-    is_ragged: bool = False
-    pattern: Pattern | None = None
-
-
-OutputTensors = Mapping[str, Made]
-"""Outputs of earlier steps by name."""
 
 
 def make_batch(
@@ -80,20 +55,6 @@ def make_batch(
     return Batch(tuple(rows), input_ids, attention_mask, position_ids)
 
 
-@dataclass(slots=True)
-class Landing:
-    """Where an operand lands: which written tokens take which of the operand's tokens.
-
-    Attributes:
-        n_left_over: written tokens that `align` left as they were.
-    """
-
-    rows: list[int] = field(default_factory=list)
-    sources: list[int] = field(default_factory=list)
-    places: list[tuple[int, int]] = field(default_factory=list)
-    n_left_over: int = 0
-
-
 class PassOnBatch:
     """One pass on its rows of a batch: what is done where.
 
@@ -102,33 +63,17 @@ class PassOnBatch:
         rows: its rows in the batch, one behind the other.
         offset: where the first of them stands.
         n_columns: tokens of the batch, padding counted; rows end at the last.
-        prompts: of all rows of the step.
-        values: reads of earlier passes, of the active rows.
-        outputs: of earlier steps.
-        active: rows of the step that run, ascending.
+        given: what the pass stands on.
         facts: of the checkpoint.
     """
 
-    def __init__(
-        self,
-        one: Pass,
-        rows: Sequence[int],
-        offset: int,
-        n_columns: int,
-        prompts: Sequence[Prompt],
-        values: Mapping[str, Value],
-        outputs: OutputTensors,
-        active: Sequence[int],
-        facts: ModelFacts,
-    ) -> None:
+    def __init__(self, one: Pass, rows: Sequence[int], offset: int, n_columns: int, given: Given, facts: ModelFacts) -> None:
         self.one = one
         self.rows = rows
         self.offset = offset
         self.n_tokens = n_columns
-        self.prompts = prompts
-        self.values = values
-        self.outputs = outputs
-        self.active = active
+        self.given = given
+        self.prompts = given.prompts[one.forward.rows]
         self.facts = facts
         self.landings: dict[str, Landing] = {}
         self.head: list[list[int]] | None = None
@@ -213,21 +158,20 @@ class PassOnBatch:
 
     def write_task(self, write: nodes.Write, entry: int, layer: int | None) -> WriteTask:
         """Returns the task of a write at one of its layers."""
-        fetch, landing = self.operand(write)
+        coordinates = None if write.featurizer is None else self.given.featurizers.of(write.featurizer)
+        fetch, landing = self.operand(write, coordinates)
         self.landings[write.name] = landing
-        mechanism = mechanisms.MECHANISMS[write.mechanism]
-        params = write.params
-        is_noisy, places = write.mechanism == "gaussian", tuple(landing.places)
-        seed, name = params.seed, write.name
+        params, is_noisy, places = write.params, write.mechanism == "gaussian", tuple(landing.places)
         is_cut = write.mechanism == "knockout"
         cut = float("-inf") if write.site.component == "attention_scores" else 0.0
+        entry = entry if write.part is None else write.part.entry
 
-        def change(value: Tensor, arrived: Tensor, state: State) -> Tensor:
-            operand = None if fetch is None else fetch(state, entry).to(value.device, torch.float32)
+        def mechanism(value: Tensor, arrived: Tensor, operand: Tensor | None) -> Tensor:
             drawn = None
             if is_noisy:
-                drawn = mechanisms.noise(seed or 0, name, -1 if layer is None else layer, places, value.shape[-1]).to(value.device)
-            return mechanism(
+                layer_key = -1 if layer is None else layer
+                drawn = mechanisms.noise(params.seed or 0, write.name, layer_key, places, value.shape[-1]).to(value.device)
+            return mechanisms.MECHANISMS[write.mechanism](
                 mechanisms.Change(
                     value,
                     arrived,
@@ -240,23 +184,36 @@ class PassOnBatch:
                 )
             )
 
+        def change(value: Tensor, arrived: Tensor, state: State) -> Tensor:
+            operand = None if fetch is None else fetch(state, entry).to(value.device, torch.float32)
+            new = changed(mechanism, value, arrived, operand, coordinates, write.features)
+            return new if write.part is None or write.part.head is None else self.at_head(write, value, new)
+
         tokens = [(index, row, token) for index, (row, token) in zip(landing.rows, landing.places, strict=True)]
         return WriteTask(
             write.name,
             self.label(write.name),
             layer,
             self.index(write, tokens),
-            change,
+            change if self.given.probe is None else self.given.probe.instead_of(change, write.name, entry, places),
             self.stream(write.site.component, layer),
             renormalizes=is_cut and cut == 0.0,
             is_cut=is_cut,
         )
 
-    def operand(self, write: nodes.Write) -> tuple[Callable[[State, int], Tensor] | None, Landing]:
+    def at_head(self, write: nodes.Write, value: Tensor, new: Tensor) -> Tensor:
+        """Returns a new value at the head alone that a part of a write is of."""
+        assert write.part is not None
+        heads = list(write.site.heads if write.site.heads is not None else range(self.facts.n_heads_of(write.site.component) or 1))
+        size = value.shape[-1] // len(heads)
+        start = heads.index(write.part.head) * size  # type: ignore[arg-type]
+        return torch.cat([value[:, :start], new[:, start : start + size], value[:, start + size :]], dim=-1)
+
+    def operand(self, write: nodes.Write, coordinates: Coordinates | None) -> tuple[Callable[[State, int], Tensor] | None, Landing]:
         """Returns what fetches a write's operand, (token, feature) or (1, feature), and where it lands."""
         match write.operand:
             case nodes.FromRead() as operand:
-                return self.read_operand(write, operand)
+                return self.read_operand(write, operand, coordinates)
             case nodes.FromOutput() as operand:
                 return self.output_operand(write, operand)
             case nodes.Constant() as operand:
@@ -264,18 +221,20 @@ class PassOnBatch:
                 return (lambda state, entry: constant), self.land(write, None)
         return None, self.land(write, None)
 
-    def read_operand(self, write: nodes.Write, operand: nodes.FromRead) -> tuple[Callable[[State, int], Tensor], Landing]:
-        """Returns the operand of a write that is a read of an earlier pass, or of this one."""
+    def read_operand(
+        self, write: nodes.Write, operand: nodes.FromRead, coordinates: Coordinates | None
+    ) -> tuple[Callable[[State, int], Tensor], Landing]:
+        """Returns the operand of a write that is a read of an earlier pass, or of this one: its features, where there is a featurizer."""
         own = next((read for read in self.one.forward.reads if read.name == operand.read), None)
         if own is None:
-            value = self.values[operand.read]
-            scope = list(self.active)
+            value = self.given.values[operand.read]
+            scope = list(self.given.scopes.get(operand.read, self.given.rows))
             if operand.derangement is not None:
-                scope = _deranged(scope, operand.derangement)
+                scope = deranged(scope, operand.derangement, value.lengths, write.align == "exact")
             starts = dict(zip(scope, value.starts, strict=True))
             lengths = dict(zip(scope, value.lengths, strict=True))
             landing = self.land(write, (starts, lengths))
-            return (lambda state, entry: _take(value.data, entry, landing, write, lengths, starts)), landing
+            return (lambda state, entry: take(value.data, entry, landing, write, lengths, starts, coordinates)), landing
         windows = self.one.windows[own.name]
         counts = [len(windows[row].tokens) for row in self.rows]
         local = Value(torch.empty(1, sum(counts), 0), tuple(counts))
@@ -286,13 +245,13 @@ class PassOnBatch:
 
         def fetch(state: State, entry: int) -> Tensor:
             data = torch.stack([state.reads[self.label(own.name), each] for each in range(n_entries)])
-            return _take(data, entry, landing, write, lengths, starts)
+            return take(data, entry, landing, write, lengths, starts, coordinates)
 
         return fetch, landing
 
     def output_operand(self, write: nodes.Write, operand: nodes.FromOutput) -> tuple[Callable[[State, int], Tensor], Landing]:
         """Returns the operand of a write that is an output: one vector, a window for every row, or a value a row."""
-        made = self.outputs[operand.output]
+        made = self.given.outputs[operand.output]
         value, rows = made.value, [row for row in self.rows if row not in self.one.missing]
         entries = dict.fromkeys(rows, 0) if made.kind == "window" else {row: row for row in rows}
         if operand.groups is not None:
@@ -300,7 +259,7 @@ class PassOnBatch:
         starts = {row: value.starts[entry] for row, entry in entries.items()}
         lengths = {row: value.lengths[entry] for row, entry in entries.items()}
         landing = self.land(write, (starts, lengths), broadcasts=made.kind != "rows" and set(value.lengths) == {1})
-        return (lambda state, entry: _take(value.data, entry, landing, write, lengths, starts)), landing
+        return (lambda state, entry: take(value.data, entry, landing, write, lengths, starts)), landing
 
     def land(self, write: nodes.Write, source: tuple[Mapping[int, int], Mapping[int, int]] | None, broadcasts: bool = False) -> Landing:
         """Returns which tokens are written and which operand token each takes.
@@ -310,7 +269,7 @@ class PassOnBatch:
         """
         landing = Landing()
         for index, row in enumerate(self.rows):
-            tokens = self.one.windows[write.name][row].tokens
+            tokens = (self.one.whole.get(write.name) or self.one.windows[write.name])[row].tokens
             if not tokens or row in self.one.missing:
                 continue
             if source is None:
@@ -319,8 +278,10 @@ class PassOnBatch:
                 start, length = source[0][row], source[1][row]
                 if length == 0:
                     continue
-                pairs = _aligned(tokens, start, length, "broadcast" if broadcasts else write.align)
+                pairs = aligned(tokens, start, length, "broadcast" if broadcasts else write.align)
             landing.n_left_over += len(tokens) - len(pairs)
+            if write.part is not None:
+                pairs = pairs[write.part.token : write.part.token + 1]
             for token, from_token in pairs:
                 landing.rows.append(index)
                 landing.sources.append(from_token)
@@ -363,37 +324,3 @@ def _is_mid(facts: ModelFacts, component: str, layer: int | None) -> bool:
     """Returns whether a component is what entered its layer and what stands at its address."""
     found = facts.address(component, layer)
     return found is not None and found.side == "mid"
-
-
-def _aligned(tokens: Sequence[int], start: int, length: int, align: str) -> list[tuple[int, int]]:
-    """Returns pairs of a written token and an operand token."""
-    n = min(len(tokens), length)
-    match align:
-        case "last":
-            return [(tokens[len(tokens) - n + i], start + length - n + i) for i in range(n)]
-        case "first":
-            return [(tokens[i], start + i) for i in range(n)]
-        case "mean" | "broadcast":
-            return [(token, start) for token in tokens]
-    return list(zip(tokens, range(start, start + length), strict=True))
-
-
-def _take(data: Tensor, entry: int, landing: Landing, write: nodes.Write, lengths: Mapping[int, int], starts: Mapping[int, int]) -> Tensor:
-    """Returns an operand's values for the written tokens, (token, feature)."""
-    layer = data[entry if data.shape[0] > 1 else 0]
-    if write.align == "mean":
-        means = {row: layer[starts[row] : starts[row] + lengths[row]].float().mean(dim=0) for row in {row for row, _ in landing.places}}
-        return torch.stack([means[row] for row, _ in landing.places])
-    return layer[placed(torch.tensor(landing.sources, dtype=torch.long), layer.device)]
-
-
-def _deranged(rows: list[int], seed: str) -> list[int]:
-    """Returns, for each row in order, the row that takes its value: a cyclic permutation, so that none takes its own.
-
-    Source: Sattolo 1986, "An algorithm to generate a random cyclic permutation".
-    """
-    order, generator = list(rows), random.Random(seed)
-    for last in range(len(order) - 1, 0, -1):
-        other = generator.randrange(last)
-        order[last], order[other] = order[other], order[last]
-    return order

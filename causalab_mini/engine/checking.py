@@ -5,15 +5,16 @@ A row alone is run as the plan has it, without any rewrite: it is what the sched
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 
-from causalab_mini.engine.batches import Made
 from causalab_mini.engine.contract import Engine
+from causalab_mini.engine.featurizers import Featurizers
+from causalab_mini.engine.made import OutputTensors
 from causalab_mini.engine.observe import Observed, observe, write_key
-from causalab_mini.evidence.checks import Check, check_rows, check_writes
+from causalab_mini.evidence.checks import Check, check_control, check_rows, check_writes
 from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.located import Schedule, StepSchedule
@@ -48,7 +49,7 @@ class Checking:
         self.costs = {}
         for schedule in schedules:
             for step in schedule.steps:
-                for intervention in step.step.interventions:
+                for intervention in step.step.experiments:
                     (row,) = _most_padded(request, intervention, range(step.step.n_rows))
                     tokens = sum(request.prompts[forward.rows][row].n_tokens for forward in intervention.forwards)
                     self.costs[id(step), intervention.name] = a_token * tokens
@@ -66,7 +67,14 @@ class Checking:
         self.spent += cost
         return True
 
-    def of(self, schedule: StepSchedule, intervention: nodes.Intervention, observed: Observed, outputs: Mapping[str, Made]) -> list[Check]:
+    def of(
+        self,
+        schedule: StepSchedule,
+        intervention: nodes.Intervention,
+        observed: Observed,
+        outputs: OutputTensors,
+        featurizers: Featurizers,
+    ) -> list[Check]:
         """Returns the outcome of the checks of one intervention.
 
         Args:
@@ -74,26 +82,28 @@ class Checking:
             intervention: which.
             observed: what it found.
             outputs: of earlier steps.
+            featurizers: with what has been trained.
         """
         request, dtype = self.request, self.engine.facts.dtype
         name = f"{schedule.step.name}/{intervention.name}" if schedule.step.is_list else schedule.step.name
-        deranges = any(
-            isinstance(w.operand, nodes.FromRead) and w.operand.derangement is not None for f in intervention.forwards for w in f.writes
-        )
         differences: dict[int, float] = {}
         compared = compared_reads(intervention, observed, dtype)
         why = ""
-        if deranges:
+        if deranges(intervention):
             why = "`permute` needs the other rows"
         elif len(observed.rows) > 1 and compared and not self.wants(schedule, intervention):
             why = "a sample of the points is; `--check full` compares all"
         elif len(observed.rows) > 1 and compared:
             for row in observed.rows if self.level == "full" else _most_padded(request, intervention, observed.rows):
-                alone = observe(self.engine, schedule, intervention, request.prompts, outputs, (row,))
+                alone = observe(self.engine, schedule, intervention, request.prompts, outputs, (row,), featurizers)
                 differences[row] = difference_of(observed, alone, row, compared)
         rows = check_rows(name, differences, dtype, len(observed.rows))
         if why:
             rows = Check("rows", "skipped", f"{name}: rows not compared ({why})")
+        return [rows, self.writes(name, schedule, intervention, observed)]
+
+    def writes(self, name: str, schedule: StepSchedule, intervention: nodes.Intervention, observed: Observed) -> Check:
+        """Returns whether every write of an intervention fired on every row that it should."""
         expected: dict[str, list[int]] = {}
         for one in schedule.passes[intervention.name]:
             for write in one.forward.writes:
@@ -102,7 +112,28 @@ class Checking:
         changes = {key: evidence.change for key, evidence in observed.writes.items()}
         left_over = {key: evidence.n_left_over for key, evidence in observed.writes.items()}
         not_run = {key: evidence.n_not_run for key, evidence in observed.writes.items()}
-        return [rows, check_writes(name, changes, expected, left_over, not_run)]
+        return check_writes(name, changes, expected, left_over, not_run)
+
+    def of_control(
+        self, schedule: StepSchedule, control: nodes.Control, observed: Sequence[Observed], reference: Observed | None
+    ) -> list[Check]:
+        """Returns the outcome of the checks of a control: its writes fired, and one that changes nothing gave what nothing gives."""
+        name = f"{schedule.step.name}/{control.of}" if schedule.step.is_list else schedule.step.name
+        checks = [
+            self.writes(f"{name} ({control.kind})", schedule, draw, found) for draw, found in zip(control.draws, observed, strict=True)
+        ]
+        if reference is not None:
+            dtype = self.engine.facts.dtype
+            compared = compared_reads(control.draws[0], reference, dtype)
+            worst = max((difference_of(observed[0], reference, row, compared) for row in reference.rows), default=0.0)
+            checks.append(check_control(name, control.kind, worst, dtype))
+        return checks
+
+
+def deranges(intervention: nodes.Intervention) -> bool:
+    """Returns whether a row's numbers depend on which other rows there are."""
+    operands = [write.operand for forward in intervention.forwards for write in forward.writes]
+    return any(isinstance(operand, nodes.FromRead) and operand.derangement is not None for operand in operands)
 
 
 def _most_padded(request: nodes.Request, intervention: nodes.Intervention, rows: Sequence[int]) -> tuple[int]:

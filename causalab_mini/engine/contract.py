@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
+from causalab_mini.engine.gradients import Mode
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.model.families import Address
 from causalab_mini.ops.windows import Index, PatternIndex
@@ -71,6 +72,7 @@ class Shortcut:
         columns: (row, position), the only positions whose logits are computed; None for all.
         vocabulary: the tokens whose logits are computed, the others being nan; None for all.
         is_direct: whether hooks on the same modules carry it out, where a trace would cost more than the forward.
+        mode: whether it can be differentiated.
     """
 
     enters: tuple[Enter, ...] = ()
@@ -79,6 +81,7 @@ class Shortcut:
     columns: Tensor | None = None
     vocabulary: Tensor | None = None
     is_direct: bool = False
+    mode: Mode = "off"
 
     @property
     def skips(self) -> bool:
@@ -100,6 +103,7 @@ class State:
         tails: by layer, what a block whose stream is kept returns beside it; None where it returns the stream alone.
         reads: values by label and place in its site's list of layers, (token, feature).
         changes: by write label and layer, (token,) relative change of norm of each written token; the change itself where it was zero.
+        has_evidence: whether changes are noted.
     """
 
     n_tokens: int
@@ -108,6 +112,7 @@ class State:
     tails: dict[int, tuple[Any, ...] | None] = field(default_factory=dict)
     reads: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     changes: dict[tuple[str, int | None], Tensor] = field(default_factory=dict)
+    has_evidence: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +198,7 @@ class Engine(Protocol):
         """Runs one forward over a batch, or what a shortcut leaves of it, stopping at addresses in forward order."""
         ...
 
-    def unembed(self, stream: Tensor) -> Tensor:
+    def unembed(self, stream: Tensor, mode: Mode = "off") -> Tensor:
         """Returns the logits that final norm and unembedding make of a residual stream, (…, feature) to (…, vocabulary)."""
         ...
 

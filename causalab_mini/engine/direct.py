@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
-import torch
 from torch import nn
 
 from causalab_mini.engine.contract import Shortcut, State, Visit
+from causalab_mini.engine.gradients import gradients
 from causalab_mini.engine.interiors import interiors
 from causalab_mini.engine.shaping import shaped
 from causalab_mini.engine.walk import note_tails, replaced, taken, visit
@@ -29,7 +29,7 @@ def run_hooked(
         state: what the forward leaves behind.
         shortcut: what is left out.
     """
-    with torch.inference_mode(), ExitStack() as stack:
+    with gradients(shortcut.mode), ExitStack() as stack:
         left = stack.enter_context(interiors(module, visits, state))
         stack.enter_context(shaped(module, facts, shortcut))
         for index, stop in enumerate(left):

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from causalab_mini.engine.checking import compared_reads, difference_of
 from causalab_mini.engine.contract import Engine
-from causalab_mini.engine.observe import Prompts, observe
+from causalab_mini.engine.featurizers import Featurizers
+from causalab_mini.engine.given import Prompts
+from causalab_mini.engine.observe import observe
 from causalab_mini.engine.sizes import Sizes, is_out_of_memory
 from causalab_mini.engine.store import Store
 from causalab_mini.errors import CausalabError
@@ -83,7 +85,7 @@ def _differences(engine: Engine, prompts: Prompts, schedules: Sequence[Schedule]
     by_use = {}
     for schedule in schedules:
         for step in schedule.steps:
-            for intervention in step.step.interventions:
+            for intervention in step.step.experiments:
                 for index in range(len(step.passes[intervention.name])):
                     by_use[Use(schedule.point.label, step.step.name, intervention.name, index)] = (schedule, step, intervention)
     found = []
@@ -91,7 +93,7 @@ def _differences(engine: Engine, prompts: Prompts, schedules: Sequence[Schedule]
         schedule, step, intervention = by_use[use]
         rows = _two_rows(step, intervention, prompts)
         store = Store(engine, physical, prompts, Sizes(engine.facts, None))
-        observed = store.observe(schedule.point.label, step, intervention, rows)
+        observed = store.observe(schedule.point.label, step, intervention, rows, Featurizers({}))
         plain = observe(engine, step, intervention, prompts, {}, rows)
         names = compared_reads(intervention, observed, engine.facts.dtype)
         found += [difference_of(observed, plain, row, names) for row in rows]

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from causalab_mini.data.prompts import Prompt
-from causalab_mini.engine.batches import Made, OutputTensors, PassOnBatch, make_batch, visits_of
+from causalab_mini.engine.batches import PassOnBatch, make_batch, visits_of
 from causalab_mini.engine.cache import KeysValues, PrefixCache
 from causalab_mini.engine.contract import Engine, Enter, Shortcut, State, Visit
+from causalab_mini.engine.featurizers import Featurizers
+from causalab_mini.engine.given import Given, Prompts
+from causalab_mini.engine.gradients import gradients
 from causalab_mini.engine.kept import Kept, KeptBatch, RowValues
+from causalab_mini.engine.made import Made, OutputTensors
 from causalab_mini.errors import Problem, RunError, quoted
 from causalab_mini.model.families import INTERIOR
 from causalab_mini.ops import reductions
+from causalab_mini.ops.featurizers import Coordinates
 from causalab_mini.ops.windows import Pattern, Value, without_rows
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.batching import Entry
 from causalab_mini.schedule.located import Pass, StepSchedule
 from causalab_mini.schedule.physical import Part, PhysicalPass, lengths_of
-
-Prompts = Mapping[nodes.RowsKey, tuple[Prompt, ...]]
 
 
 @dataclass(slots=True)
@@ -52,6 +55,7 @@ class Observed:
         writes: by `write_key`.
         unwritten: by read name, rows of its model that an operand without value left as they were.
         features: by read name, the features that have a value, where the schedule left others out.
+        coordinates: by read name, of the reads that have a featurizer; `values` are those of the place.
     """
 
     rows: tuple[int, ...]
@@ -60,6 +64,14 @@ class Observed:
     writes: dict[str, WriteEvidence] = field(default_factory=dict)
     unwritten: dict[str, Collection[int]] = field(default_factory=dict)
     features: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    coordinates: dict[str, Callable[[], Coordinates]] = field(default_factory=dict)
+
+    def value(self, name: str) -> Value:
+        """Returns what a read found, in its featurizer's coordinates if it has one."""
+        found = self.values[name]
+        if name not in self.coordinates:
+            return found
+        return Value(self.coordinates[name]().encode(found.data)[0], found.lengths)
 
     def compared(self, name: str, value: Tensor) -> Tensor:
         """Returns the features of a read's values that have one, (…, feature)."""
@@ -73,6 +85,7 @@ def observe(
     prompts: Prompts,
     outputs: OutputTensors,
     rows: Sequence[int],
+    featurizers: Featurizers | None = None,
 ) -> Observed:
     """Returns what an intervention's own passes find on some rows of its step, run as one batch without any rewrite.
 
@@ -83,16 +96,18 @@ def observe(
         prompts: of the request.
         outputs: of earlier steps.
         rows: of the step, ascending.
+        featurizers: what of them has been trained; None where nothing has.
     """
     observed = Observed(tuple(rows))
+    featurizers = Featurizers(outputs) if featurizers is None else featurizers
     for one in schedule.passes[intervention.name]:
         lengths = lengths_of(one.forward, prompts)
         physical = PhysicalPass((Part("", "", one, 1, tuple(rows)),), "", lengths)
         ran = Ran(Kept(lengths))
         for batch in physical.batches():
-            run_batch(engine, physical, batch, Given(prompts, observed.values, outputs, rows), ran)
+            run_batch(engine, physical, batch, Given(prompts, observed.values, outputs, rows, featurizers), ran)
         observed.values |= {name: found.of(rows) for name, found in ran.values.items()}
-        note(observed, schedule, intervention, one, ran.writes.get("", {}), engine)
+        note(observed, schedule, intervention, one, ran.writes.get("", {}), engine, featurizers)
     return observed
 
 
@@ -109,27 +124,6 @@ class Ran:
     kept: Kept
     values: dict[str, RowValues] = field(default_factory=dict)
     writes: dict[str, dict[str, WriteEvidence]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """What a pass is given.
-
-    Attributes:
-        prompts: of the request.
-        values: what earlier passes read, of the rows that run, by the names that operands have.
-        outputs: of earlier steps, by the names that operands have.
-        rows: of the step, that run, ascending.
-        resumed: what the pass left that kept the streams it resumes from.
-        prefix: what the pass left that kept the keys and values before its tokens.
-    """
-
-    prompts: Prompts
-    values: Mapping[str, Value]
-    outputs: OutputTensors
-    rows: Sequence[int]
-    resumed: Kept | None = None
-    prefix: Kept | None = None
 
 
 def run_batch(engine: Engine, physical: PhysicalPass, entries: Sequence[Entry], given: Given, ran: Ran) -> None:
@@ -155,7 +149,7 @@ def run_batch(engine: Engine, physical: PhysicalPass, entries: Sequence[Entry], 
         if not own:
             continue
         offset = sum(len(on_batch.rows) for _, on_batch in parts)
-        parts.append((part, PassOnBatch(part.one, own, offset, n_run, prompts, given.values, given.outputs, given.rows, facts)))
+        parts.append((part, PassOnBatch(part.one, own, offset, n_run, given, facts)))
         stream, tail = None, None
         if part.n_skipped and given.resumed is not None:
             stream, tail = given.resumed.stream(part.n_skipped - 1, own, n_run), given.resumed.tails[part.n_skipped - 1]
@@ -170,14 +164,17 @@ def run_batch(engine: Engine, physical: PhysicalPass, entries: Sequence[Entry], 
             visits = (*visits, Visit(end, ()))
     cache = _cache(physical, entries, cuts, given)
     tokens = None if physical.vocabulary is None else torch.tensor(physical.vocabulary, dtype=torch.long)
-    shortcut = Shortcut(tuple(enters), cache, physical.stops_after is not None, columns, tokens, physical.is_direct)
-    state = State(n_run)
+    shortcut = Shortcut(tuple(enters), cache, physical.stops_after is not None, columns, tokens, physical.is_direct, given.mode)
+    state = State(n_run, has_evidence=given.mode == "off")
     engine.run(batch, visits, state, shortcut)
     found = []
-    for part, on_batch in parts:
-        for read in part.forward.reads:
-            value = on_batch.value(read, state)
-            found.append((read.name, tuple(on_batch.rows), value if read.view == "raw" else _as_logits(engine, value)))
+    with gradients(given.mode):
+        for part, on_batch in parts:
+            for read in part.forward.reads:
+                value = on_batch.value(read, state)
+                as_logits = read.view == "logits"
+                value = Value(engine.unembed(value.data, given.mode), value.lengths) if as_logits else value
+                found.append((read.name, tuple(on_batch.rows), value))
     for name, own_rows, value in found:
         ran.values.setdefault(name, RowValues()).chunks.append((own_rows, value))
     for part, on_batch in parts:
@@ -188,10 +185,6 @@ def run_batch(engine: Engine, physical: PhysicalPass, entries: Sequence[Entry], 
         ran.kept.batches.append(
             KeptBatch({row: index for index, row in enumerate(rows)}, dict(zip(rows, cuts, strict=True)), state.kept, kept)
         )
-
-
-def _as_logits(engine: Engine, value: Value) -> Value:
-    return Value(engine.unembed(value.data), value.lengths)
 
 
 def _cuts(physical: PhysicalPass, entries: Sequence[Entry], given: Given) -> list[int]:
@@ -238,6 +231,7 @@ def note(
     one: Pass,
     writes: Mapping[str, WriteEvidence],
     engine: Engine,
+    featurizers: Featurizers,
     idle: Collection[int] = (),
 ) -> None:
     """Adds to an intervention what a pass of its own left beside values: its writes' evidence and the axes of its patterns.
@@ -249,6 +243,7 @@ def note(
         one: the pass.
         writes: what its writes did.
         engine: the checkpoint.
+        featurizers: of the pass's reads, by the names that the plan has for them.
         idle: rows that were not run, since nothing would have changed there.
     """
     for write in one.forward.writes:
@@ -256,6 +251,9 @@ def note(
         not_run = [row for row in observed.rows if row in idle and row not in one.missing]
         change = {**evidence.change, **dict.fromkeys(not_run, 0.0)}
         observed.writes[write_key(intervention, one.forward, write)] = WriteEvidence(change, evidence.n_left_over, len(not_run))
+    for read in one.forward.reads:
+        if read.featurizer is not None:
+            observed.coordinates[read.name] = partial(featurizers.of, read.featurizer)
     observed.patterns |= _patterns(one, schedule.step, engine)
     observed.unwritten |= {read.name: one.missing for read in one.forward.reads}
 
@@ -300,7 +298,7 @@ def make_outputs(step: nodes.Observe, observed: Mapping[str, Observed], earlier:
             made[output.name] = _difference(output.name, known[output.minuend], known[output.subtrahend], output.is_unit)
             continue
         found = observed[output.intervention]
-        value = Value(found.values[output.read].data.float(), found.values[output.read].lengths)
+        value = Value(found.value(output.read).data.float(), found.values[output.read].lengths)
         if output.reduce != "none":
             value = without_rows(value, [index for index, row in enumerate(found.rows) if row in found.unwritten.get(output.read, ())])
         read = step.intervention(output.intervention).read(output.read)

@@ -16,14 +16,19 @@ class StepResult:
 
     Attributes:
         node: of the plan.
-        results: `positions` (every read and write: `rows`, `tokens`, `reason`, `content`), `metrics` (table rows by name), `outputs`
-            (tensors by name), `checks`. Names are `<intervention>/<name>` in a step with a list of interventions.
+        results: `metrics` (table rows by name), `outputs` (tensors by name) and `checks`; of what observes, `positions` (every read and
+            write: `rows`, `tokens`, `reason`, `content`) and `controls`; of a fit, `train/loss`, `train/eval` and `fit`; of `weights`,
+            `weights`; of `attribute`, `attributions` and `agreement`. Names are `<intervention>/<name>` in a step with a list of
+            interventions.
         seconds: wall time.
     """
 
-    node: nodes.Observe
+    node: nodes.Step
     results: Mapping[str, Any]
     seconds: float
+
+    def __repr__(self) -> str:
+        return f"<step {self.node.name!r}: {', '.join(self.results)}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,10 @@ class PointResult:
     digest: str
     steps: Mapping[str, StepResult]
 
-    def step(self, name: str, kind: type[nodes.Observe] = nodes.Observe) -> StepResult:
+    def __repr__(self) -> str:
+        return f"<point {self.label!r}: {', '.join(self.steps)}>"
+
+    def step(self, name: str, kind: type = object) -> StepResult:
         """Returns a step's results.
 
         Args:
@@ -69,6 +77,10 @@ class Run:
     record: Mapping[str, Any]
     warnings: tuple[str, ...] = field(default=())
 
+    def __repr__(self) -> str:
+        first = self.points[0] if self.points else None
+        return f"<run of {len(self.points)} points: {', '.join(first.steps) if first else ''}>"
+
     def point(self, label: str) -> PointResult:
         """Returns one point of a sweep.
 
@@ -89,7 +101,7 @@ class Run:
             )
         )
 
-    def step(self, name: str, kind: type[nodes.Observe] = nodes.Observe) -> StepResult:
+    def step(self, name: str, kind: type = object) -> StepResult:
         """Returns a step's results, of a document without sweep.
 
         Raises:

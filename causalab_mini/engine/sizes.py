@@ -13,10 +13,12 @@ from causalab_mini.errors import Problem, RunError, quoted
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.schedule.batching import Entry
 from causalab_mini.schedule.memory import kept_bytes, working_bytes
-from causalab_mini.schedule.physical import PhysicalPass
+from causalab_mini.schedule.physical import MAX_KEPT_BYTES, PhysicalPass
 
 MAX_BYTES = 512 * 1024**2
 """What a batch may work with on a CPU: more saves nothing there."""
+KEPT_SHARE = 0.4
+"""Of what is free beside the weights, what one pass may keep for others."""
 SHARE = 0.8
 """Of what is free on the device, what a batch may work with: an estimate is no measurement."""
 
@@ -54,6 +56,11 @@ class Sizes:
             size = self.fitting(one, batch, budget)
             found += [batch[start : start + size] for start in range(0, len(batch), size)]
         return found
+
+    def may_keep(self) -> int:
+        """Returns the bytes that may be kept of one set of rows for later passes."""
+        _, free = self.memory()
+        return MAX_KEPT_BYTES if free is None else min(MAX_KEPT_BYTES, int(KEPT_SHARE * free))
 
     def budget(self) -> int:
         """Returns the bytes that a batch may work with."""

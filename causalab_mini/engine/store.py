@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from causalab_mini.engine.batches import Made
 from causalab_mini.engine.contract import Engine
+from causalab_mini.engine.featurizers import Featurizers
+from causalab_mini.engine.given import Given, Prompts
 from causalab_mini.engine.kept import Kept, RowValues
-from causalab_mini.engine.observe import Given, Observed, Prompts, Ran, WriteEvidence, note, run_batch
+from causalab_mini.engine.made import Made
+from causalab_mini.engine.observe import Observed, Ran, WriteEvidence, note, run_batch
 from causalab_mini.engine.sizes import Sizes
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.identity import Use
@@ -45,6 +47,7 @@ class Store:
         self.values: dict[str, RowValues] = {}
         self.writes: dict[str, Mapping[str, WriteEvidence]] = {}
         self.made: dict[str, Made] = {}
+        self.featurizers = Featurizers(self.made)
         self.by_read = givers(physical.passes)
         self.homes = {part.name: name for name, one in physical.passes.items() for part in one.parts}
         self.features = {
@@ -64,8 +67,18 @@ class Store:
                 self.n_left.update(part.operands)
             self.n_resuming.update(_sources(one))
 
-    def observe(self, point: str, schedule: StepSchedule, intervention: nodes.Intervention, rows: Sequence[int]) -> Observed:
-        """Returns what an intervention's passes find; passes that have run for another are not run again."""
+    def observe(
+        self, point: str, schedule: StepSchedule, intervention: nodes.Intervention, rows: Sequence[int], featurizers: Featurizers
+    ) -> Observed:
+        """Returns what an intervention's passes find; passes that have run for another are not run again.
+
+        Args:
+            point: whose.
+            schedule: of the step.
+            intervention: of the step.
+            rows: of the step, that run.
+            featurizers: of the intervention's reads, by the names that the plan has for them.
+        """
         observed = Observed(tuple(rows))
         for index, one in enumerate(schedule.passes[intervention.name]):
             part, values = self.physical.uses[Use(point, schedule.step.name, intervention.name, index)]
@@ -75,7 +88,8 @@ class Store:
                 self.run_givers(key, rows)
             observed.values |= {read: self.values[key].of(rows) for read, key in values.items()}
             observed.features |= {read: self.features[key] for read, key in values.items() if key in self.features}
-            note(observed, schedule, intervention, one, self.writes.get(part, {}), self.engine, self.physical.idle.get(part, ()))
+            idle = self.physical.idle.get(part, ())
+            note(observed, schedule, intervention, one, self.writes.get(part, {}), self.engine, featurizers, idle)
             self.free(values.values())
         return observed
 
@@ -103,6 +117,7 @@ class Store:
             {read: self.values[read].of(rows) for read in operands},
             self.made,
             rows,
+            self.featurizers,
             None if one.resumes is None else self.kept[one.resumes],
             None if one.prefix is None else self.kept[one.prefix],
         )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from causalab_mini.data.prompts import Prompt
-from causalab_mini.engine.observe import Observed, Prompts
-from causalab_mini.ops import metrics as scores
-from causalab_mini.ops.windows import Value
+from causalab_mini.engine.given import Prompts
+from causalab_mini.engine.observe import Observed
+from causalab_mini.engine.scores import one_token, score
+from causalab_mini.ops.metrics import top_k
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.located import StepSchedule, Windows, metric_reasons
 
@@ -32,7 +32,7 @@ def metric_rows(
     windows = schedule.windows(intervention.name, read.name)
     role_prompts = prompts[forward.rows]
     columns = None if forward.is_plain else padded(windows, role_prompts)
-    by_layer = score(metric, observed, rows, tokenizer)
+    by_layer = values_of(metric, observed, rows, tokenizer)
     table = []
     for entry, layer in enumerate(read.site.addresses):
         values = dict(zip(rows, by_layer[entry], strict=True))
@@ -86,84 +86,22 @@ def positions(schedule: StepSchedule, prompts: Prompts) -> dict[str, dict[str, A
     return record
 
 
-def score(metric: nodes.Metric, observed: Observed, rows: Sequence[int], tokenizer: Any) -> list[list[Any]]:
-    """Returns a metric's values on some rows of the step, layer by layer."""
-    n_layers = observed.values[metric.reads["of"]].data.shape[0]
-    if not rows:
-        return [[] for _ in range(n_layers)]
-    if metric.kind == "answer_logprob":
-        return _answer_logprob(metric, observed, rows)
-    if metric.kind == "recovered":
-        return _recovered(metric, observed, rows, tokenizer)
-    of = _of(observed, metric.reads["of"], rows)
-    against = _of(observed, metric.reads["against"], rows) if "against" in metric.reads else None
-    if metric.kind == "top_k":
-        return [_top_k(layer, metric.options["k"], tokenizer) for layer in of]
-    pattern = observed.patterns.get(metric.reads["of"])
-    is_key = None if pattern is None else pattern.is_key(rows).to(of.device)
-    tokens = {key: torch.tensor([cells[row] for row in rows], device=of.device) for key, cells in metric.tokens.items() if key != "classes"}
-    classes = _classes(metric, rows, of.device)
-    how = metric.options.get("how", "")
-    function = scores.METRICS[metric.kind]
-    return [
-        function(
-            scores.Scored(of[entry], None if against is None else against[min(entry, len(against) - 1)], tokens, classes, how, is_key)
-        ).tolist()
-        for entry in range(n_layers)
-    ]
-
-
-def _of(observed: Observed, read: str, rows: Sequence[int]) -> Tensor:
-    """Returns a one-token read on some rows of the step, (layer, row, feature) in fp32."""
-    where = {row: index for index, row in enumerate(observed.rows)}
-    return observed.values[read].one_token([where[row] for row in rows]).float()
-
-
-def _classes(metric: nodes.Metric, rows: Sequence[int], device: torch.device) -> Tensor | None:
-    cells: Sequence[Any] = metric.tokens.get("classes", ())
-    if not cells:
-        return None
-    longest = max(len(cells[row]) for row in rows)
-    return torch.tensor([[*cells[row], *[cells[row][0]] * (longest - len(cells[row]))] for row in rows], device=device)
+def values_of(metric: nodes.Metric, observed: Observed, rows: Sequence[int], tokenizer: Any) -> list[list[Any]]:
+    """Returns a metric's values on some rows of the step, layer by layer; None where one is undefined."""
+    if metric.kind == "top_k" and rows:
+        return [_top_k(layer, metric.options["k"], tokenizer) for layer in one_token(observed, metric.reads["of"], rows)]
+    found = score(metric, observed, rows).tolist()
+    if metric.kind != "recovered":
+        return found
+    return [[None if math.isnan(value) else value for value in layer] for layer in found]
 
 
 def _top_k(logits: Tensor, k: int, tokenizer: Any) -> list[list[list[Any]]]:
-    tokens, probabilities = scores.top_k(logits, k)
+    tokens, probabilities = top_k(logits, k)
     return [
         [[tokenizer.decode([token]), probability] for token, probability in zip(*pair, strict=True)]
         for pair in zip(tokens.tolist(), probabilities.tolist(), strict=True)
     ]
-
-
-def _answer_logprob(metric: nodes.Metric, observed: Observed, rows: Sequence[int]) -> list[list[float]]:
-    """Returns Σ log p of each row's answer, token after token. Source: the chain rule of probability."""
-    value: Value = observed.values[metric.reads["answer"]]
-    where = {row: index for index, row in enumerate(observed.rows)}
-    by_layer: list[list[float]] = [[] for _ in range(value.data.shape[0])]
-    for row in rows:
-        logits = value.row(where[row]).float()
-        tokens = torch.tensor(metric.tokens["target"][row], device=logits.device)
-        for entry, layer in enumerate(logits):
-            by_layer[entry].append(float(scores.log_probs(layer, tokens).sum()))
-    return by_layer
-
-
-def _recovered(metric: nodes.Metric, observed: Observed, rows: Sequence[int], tokenizer: Any) -> list[list[float | None]]:
-    """Returns (m(of) − m(corrupt)) / (m(clean) − m(corrupt)) of the inner metric, null where the denominator is 0.
-
-    Source: the normalised logit difference of Wang et al. 2022, "Interpretability in the wild"; Zhang and Nanda 2023, section 2.
-    """
-    assert metric.inner is not None
-    found = {}
-    for key in ("of", "clean", "corrupt"):
-        reads: Mapping[str, str] = {**metric.inner.reads, "of": metric.reads[key], "answer": metric.reads.get(f"{key} answer", "")}
-        inner = nodes.Metric(metric.inner.name, metric.inner.kind, metric.inner.unit, reads, metric.inner.tokens, metric.inner.options)
-        found[key] = score(inner, observed, rows, tokenizer)
-    recovered: list[list[float | None]] = []
-    for entry, layer in enumerate(found["of"]):
-        clean, corrupt = (found[key][min(entry, len(found[key]) - 1)] for key in ("clean", "corrupt"))
-        recovered.append([None if c == b else (v - b) / (c - b) for v, c, b in zip(layer, clean, corrupt, strict=True)])
-    return recovered
 
 
 def _unit(metric: nodes.Metric, read: nodes.Read) -> str:

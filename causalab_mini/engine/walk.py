@@ -47,14 +47,19 @@ def visit(activation: Tensor, stop: Visit, state: State) -> Tensor | None:
 def _written(current: Tensor, arrived: Tensor, task: WriteTask, state: State) -> Tensor:
     """Returns an activation with one write made, and notes how far that moved each token."""
     stream = None if task.stream is None else gather(state.streams[task.stream], task.index)
-    before, first = gather(current, task.index), gather(arrived, task.index)
-    if stream is not None:
-        before, first = before + stream, first + stream
-    new = task.change(before.float(), first.float(), state)
+    before = gather(current, task.index)
+    before = before if stream is None else before + stream
+    value = arrived_value = before.float()
+    if arrived is not current:
+        first = gather(arrived, task.index)
+        arrived_value = (first if stream is None else first + stream).float()
+    new = task.change(value, arrived_value, state)
     changed = scatter(current, task.index, new if stream is None else new.to(stream.device) - stream.float())
     if task.is_cut:
         assert isinstance(task.index, PatternIndex)
         changed = _with_edges_cut(changed, task.index, task)
+    if not state.has_evidence:
+        return changed
     landed = gather(changed, task.index) if stream is None else gather(changed, task.index) + stream
     state.changes[task.label, task.layer] = _moved(before, landed, isinstance(task.index, PatternIndex))
     return changed

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from causalab_mini.errors import listed
+
 TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2, "fp16": 3e-2}
 """Largest difference of logits, as a share of the row's standard deviation of logits: batches of other shapes round otherwise."""
 
@@ -42,6 +44,37 @@ def check_rows(step: str, differences: Mapping[int, float], dtype: str, n_rows: 
     rows = f"row {next(iter(differences))}" if len(differences) == 1 else f"{len(differences)} rows"
     text = f"{step}: {rows} alone differs from the batch by {worst:.1e} of the standard deviation (at most {tolerance:.0e})"
     return Check("rows", status, text, {"rows": list(differences), "largest": worst, "tolerance": tolerance})
+
+
+def check_control(step: str, kind: str, difference: float, dtype: str) -> Check:
+    """Judges a control that must change nothing.
+
+    Args:
+        step: its name.
+        kind: of the control.
+        difference: the largest to the model without writes, as a share of a row's standard deviation.
+        dtype: of the weights.
+    """
+    tolerance = TOLERANCE[dtype]
+    passed = difference <= tolerance
+    text = f"{step}: `{kind}` differs from no intervention by {difference:.1e} of the standard deviation (tolerance {tolerance:g})"
+    return Check("controls", "passed" if passed else "failed", text, {"largest": difference, "tolerance": tolerance})
+
+
+def check_fit(step: str, moved: Mapping[str, float]) -> Check:
+    """Says what of a fit was trained, and what no gradient reached.
+
+    Args:
+        step: its name.
+        moved: by featurizer, the largest gradient of all updates.
+    """
+    still = [name for name, gradient in moved.items() if gradient == 0.0]
+    reached = listed(name for name in moved if name not in still)
+    said = [f"gradients reached {reached}"] if reached else []
+    if still:
+        said.append(f"training changed nothing of {listed(still)}: no gradient reached it, since nothing that is scored depends on it")
+    text = f"{step}: {'; '.join(said)}"
+    return Check("fits", "passed", text, {"largest_gradient": dict(moved)})
 
 
 def check_writes(

@@ -26,8 +26,15 @@ def wilson(values: Sequence[float]) -> Interval:
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference", equation 3.
     """
-    n, z = len(values), NormalDist().inv_cdf(0.5 + LEVEL / 2)
-    fraction = sum(values) / n
+    return of_fraction(sum(values) / len(values), len(values))
+
+
+def of_fraction(fraction: float, n: int) -> Interval:
+    """Returns the interval of a fraction of n rows, as `wilson` does.
+
+    Source: as `wilson`; where every row is the mean of several draws, n is the rows, since draws of one row are not independent.
+    """
+    z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
     centre = (fraction + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(fraction * (1 - fraction) / n + z * z / (4 * n * n))
     return Interval(max(0.0, centre - half), min(1.0, centre + half), "wilson")

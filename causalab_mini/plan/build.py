@@ -5,22 +5,27 @@ from __future__ import annotations
 import graphlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from causalab_mini.data.fields import path_text
 from causalab_mini.data.prompts import Prompt
-from causalab_mini.errors import PlanError, Problem, did_you_mean, listed, quoted
+from causalab_mini.errors import PlanError, Problem, listed, quoted
 from causalab_mini.model.components import COMPONENTS
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.model.families import Absent
 from causalab_mini.plan import plan as nodes
 from causalab_mini.plan import spec as language
 from causalab_mini.plan.axes import Axes, axes_of, misfit
-from causalab_mini.plan.digest import digest_of_points, entries_of, parts_of_differences
+from causalab_mini.plan.controls import control_of
+from causalab_mini.plan.digest import digest_of_points
+from causalab_mini.plan.featurizers import FeaturizerBuilder, Files
 from causalab_mini.plan.intervention import InterventionBuilder
 from causalab_mini.plan.load import Document, load_raw
 from causalab_mini.plan.rows import Rows
+from causalab_mini.plan.spec.steps import IG_STEPS
+from causalab_mini.plan.used import entries_of, parts_of_differences
 
 
 class Opened(Protocol):
@@ -54,9 +59,10 @@ def build_request(document: Document | Mapping[str, Any], data_root: str | Path,
     facts = engine.facts
     loaded = loaded.counted(lambda path, raw: _count_all(path, raw, facts))
     rows = Rows(Path(data_root), engine.tokenizer, facts)
+    files = Files((*(() if loaded.path is None else (loaded.path.parent,)), Path.cwd()))
     points, problems = [], dict[Problem, None]()
     for point in loaded.points:
-        builder = Builder(point.spec, rows, facts)
+        builder = Builder(point.spec, rows, facts, files)
         plan = builder.plan()
         problems.update(dict.fromkeys(builder.problems))
         points.append(nodes.PlannedPoint(point.label, point.values, point.digest, plan))
@@ -64,7 +70,7 @@ def build_request(document: Document | Mapping[str, Any], data_root: str | Path,
         raise PlanError(problems, file)
     axes = {axis.name: axis.values for axis in loaded.axes}
     digest = digest_of_points((point.label, point.digest) for point in points)
-    return nodes.Request(loaded.raw, digest, axes, tuple(points), rows.prompts, rows.tables, facts)
+    return nodes.Request(loaded.raw, digest, axes, tuple(points), rows.prompts, rows.tables, facts, files.checksums)
 
 
 def _count_all(path: tuple[str | int, ...], raw: Any, facts: ModelFacts) -> int:
@@ -82,13 +88,15 @@ def _count_all(path: tuple[str | int, ...], raw: Any, facts: ModelFacts) -> int:
 class Builder:
     """Builds one point's plan; what can't be built is set down in `problems`, and building goes on."""
 
-    def __init__(self, spec: language.Spec, rows: Rows, facts: ModelFacts) -> None:
+    def __init__(self, spec: language.Spec, rows: Rows, facts: ModelFacts, files: Files) -> None:
         self.spec = spec
         self.rows = rows
         self.facts = facts
         self.problems: list[Problem] = []
         self.outputs: dict[str, nodes.Output | nodes.Difference] = {}
         self.axes: dict[str, Axes] = {}
+        self.widths: dict[str, int] = {}
+        self.featurizers = FeaturizerBuilder(self, files)
 
     def say(self, path: str, expected: str, got: str, hint: str = "", code: str = "plan") -> None:
         """Sets down a problem."""
@@ -112,37 +120,153 @@ class Builder:
 
     # steps
 
-    def step(self, name: str, step: language.Observe) -> nodes.Observe:
+    def step(self, name: str, step: language.Step) -> nodes.Step:
         """Returns a step of the plan.
 
         Raises:
             PlanError: it does not fit its rows or the model; problems of its parts are set down.
         """
         path = f"steps.{name}"
+        match step:
+            case language.Observe():
+                observed = self.observed(name, step, step.rows, f"{path}.rows", step.where)
+                is_list = isinstance(step.interventions, tuple)
+                outputs = self.step_outputs(path, step, observed.interventions)
+                saves = tuple(self.save(save, observed.interventions, is_list) for save in step.saves)
+                controls = self.controls(path, step, observed)
+                return replace(observed, outputs=outputs, saves=saves, controls=controls)
+            case language.Fit():
+                return self.fit(name, step)
+            case language.Weights():
+                saves = tuple(nodes.SaveNode(None, save.value, save.file_path) for save in step.saves)
+                return nodes.Weights(name, tuple(self.featurizers.named(entry) for entry in step.names), saves)
+            case language.Attribute():
+                observed = self.observed(name, step, step.rows, f"{path}.rows", None)
+                saves = tuple(nodes.SaveNode(None, save.value, save.file_path) for save in step.saves)
+                n_steps = 1 if step.method == "atp" else step.ig_steps or IG_STEPS
+                return nodes.Attribute(name, observed, step.metric, step.method, n_steps, step.verify_top, saves)
+
+    def observed(
+        self,
+        name: str,
+        step: language.Observe | language.Fit | language.Attribute,
+        refs: Mapping[str, str],
+        rows_path: str,
+        where: language.Where | None,
+    ) -> nodes.Observe:
+        """Returns a step's interventions over some rows.
+
+        Raises:
+            PlanError: they don't fit these rows or the model.
+        """
+        path = f"steps.{name}"
         prompts: dict[str, tuple[Prompt, ...]] = {}
-        for role, ref in step.rows.items():
+        for role, ref in refs.items():
             with self.noting():
-                prompts[role] = self.rows.prompts_of(ref, self.spec.roles[role], f"{path}.rows.{role}", f"roles.{role}")
-        if set(prompts) != set(step.rows):
+                prompts[role] = self.rows.prompts_of(ref, self.spec.roles[role], f"{rows_path}.{role}", f"roles.{role}")
+        if set(prompts) != set(refs):
             raise PlanError(())
         lengths = {role: len(found) for role, found in prompts.items()}
         if len(set(lengths.values())) > 1:
             got = ", ".join(f"{n} of {quoted(role)}" for role, n in lengths.items())
-            raise PlanError(Problem(f"{path}.rows", "as many rows of every role (they pair by position)", got, code="rows"))
-        first = "base" if "base" in step.rows else next(iter(step.rows))
-        labels = self.rows.labels(step.rows[first], f"{path}.rows.{first}")
+            raise PlanError(Problem(rows_path, "as many rows of every role (they pair by position)", got, code="rows"))
+        first = "base" if "base" in refs else next(iter(refs))
+        labels = self.rows.labels(refs[first], f"{rows_path}.{first}")
         interventions = []
+        entries = step.intervention if isinstance(step, language.Attribute) else step.interventions
+        key = "intervention" if isinstance(step, language.Attribute) else "interventions"
         for index, (entry_name, intervention) in enumerate(entries_of(self.spec, name, step)):
-            entry = step.interventions[index] if isinstance(step.interventions, tuple) else step.interventions
-            in_place = f"{path}.interventions[{index}]" if isinstance(step.interventions, tuple) else f"{path}.interventions"
-            where = f"interventions.{entry_name}" if isinstance(entry, str) else in_place
-            interventions.append(InterventionBuilder(self, where, intervention, step, prompts, entry_name).build())
-        is_list = isinstance(step.interventions, tuple)
-        outputs = self.step_outputs(path, step, interventions)
-        saves = tuple(self.save(save, interventions, is_list) for save in step.saves)
-        where_node = None if step.where is None else self.where(step.where)
-        rows = {role: (ref, self.spec.roles[role].field) for role, ref in step.rows.items()}
-        return nodes.Observe(name, labels, rows, tuple(interventions), outputs, saves, where_node, is_list)
+            entry = entries[index] if isinstance(entries, tuple) else entries
+            in_place = f"{path}.{key}[{index}]" if isinstance(entries, tuple) else f"{path}.{key}"
+            at = f"interventions.{entry_name}" if isinstance(entry, str) else in_place
+            interventions.append(InterventionBuilder(self, at, intervention, refs, where is not None, prompts, entry_name).build())
+        is_list = isinstance(entries, tuple)
+        where_node = None if where is None else self.where(where)
+        rows = {role: (ref, self.spec.roles[role].field) for role, ref in refs.items()}
+        return nodes.Observe(name, labels, rows, tuple(interventions), (), (), where_node, is_list)
+
+    def fit(self, name: str, step: language.Fit) -> nodes.Fit:
+        """Returns a fit.
+
+        Raises:
+            PlanError: it does not fit its rows or the model, or is judged on rows that it is trained on.
+        """
+        path = f"steps.{name}"
+        training = self.observed(name, step, step.rows, f"{path}.rows", step.where)
+        evaluation = self.observed(name, step, step.eval.rows, f"{path}.eval.rows", None)
+        self.refuse_shared_rows(path, training, evaluation)
+        self.refuse_moving_permutes(step, training)
+        metrics = [(item.name, [metric.name for metric in item.metrics]) for item in evaluation.interventions]
+        terms = []
+        for weight, term in step.objective:
+            gate, _, penalty = term.rpartition(".")
+            if gate:
+                terms.append(nodes.Term(float(weight), gate=gate, penalty=penalty))
+            else:
+                terms.append(nodes.Term(float(weight), *_find(term, metrics)))
+        stop = step.early_stop
+        score = None if stop is None else (*_find(stop.metric, metrics), stop.mode == "max")
+        saves = tuple(self.save(save, evaluation.interventions, evaluation.is_list) for save in step.eval.saves)
+        return nodes.Fit(
+            name,
+            training,
+            replace(evaluation, saves=saves, controls=self.controls(path, step, evaluation)),
+            tuple(self.featurizers.named(param) for param in step.params),
+            tuple(terms),
+            step.epochs,
+            step.pairs,
+            step.seed,
+            step.optimizer,
+            {gate: (anneal.start, anneal.end) for gate, anneal in step.anneal.items()},
+            score,
+            None if stop is None else stop.patience,
+            step.keep,
+            tuple(nodes.SaveNode(None, save.value, save.file_path) for save in step.saves),
+        )
+
+    def refuse_moving_permutes(self, step: language.Fit, training: nodes.Observe) -> None:
+        """Refuses a `permute` of values that the training changes: an update has but some of the rows that they would be of."""
+        for intervention in training.interventions:
+            moving: set[str] = set()
+            for forward in intervention.forwards:
+                featurizers = [part for write in forward.writes if write.featurizer is not None for part in write.featurizer.all]
+                operands = [write.operand for write in forward.writes if isinstance(write.operand, nodes.FromRead)]
+                if any(part.name in step.params for part in featurizers) or any(operand.read in moving for operand in operands):
+                    moving |= {read.name for read in forward.reads}
+                for write in forward.writes:
+                    operand = write.operand
+                    if isinstance(operand, nodes.FromRead) and operand.derangement is not None and operand.read in moving:
+                        expected = "`permute` of values that the training does not change (an update has but some rows)"
+                        self.say(
+                            f"{intervention.path}.writes.{write.name}", expected, f"values behind {listed(step.params)}", code="control"
+                        )
+
+    def refuse_shared_rows(self, path: str, training: nodes.Observe, evaluation: nodes.Observe) -> None:
+        """Refuses rows to be judged on that are trained on: those whose prompts are the same in every role."""
+
+        def contents(observed: nodes.Observe) -> list[tuple[tuple[int, ...], ...]]:
+            prompts = [self.rows.prompts[observed.rows[role]] for role in sorted(observed.rows)]
+            return [tuple(prompt.ids for prompt in row) for row in zip(*prompts, strict=True)]
+
+        trained = {content: row for row, content in enumerate(contents(training))}
+        both = [(row, trained[content]) for row, content in enumerate(contents(evaluation)) if content in trained]
+        if both:
+            row, other = both[0]
+            got = f"row {quoted(evaluation.labels[row])}, which is row {quoted(training.labels[other])} of those"
+            got += f", and {len(both) - 1} more" if len(both) > 1 else ""
+            raise PlanError(Problem(f"{path}.eval.rows", "rows whose prompts are not among those that are trained on", got, code="rows"))
+
+    def controls(self, path: str, step: language.Observe | language.Fit, observed: nodes.Observe) -> tuple[nodes.Control, ...]:
+        """Returns the controls of a step's interventions."""
+        found = []
+        for index, entry in enumerate(step.controls):
+            control = language.as_control(entry)
+            for intervention in observed.interventions:
+                with self.noting():
+                    made = control_of(intervention, control, f"{path}.controls[{index}]")
+                    if made is not None:
+                        found.append(made)
+        return tuple(found)
 
     def where(self, where: language.Where) -> nodes.Where:
         """Returns which rows run, with the metric's intervention found."""
@@ -177,7 +301,9 @@ class Builder:
             if entry.by is not None:
                 groups = self.groups(step.rows[item.forward_of(read).role], entry.by, f"{path}.outputs.{name}.by")
             made[name] = nodes.Output(name, intervention, read, entry.reduce, entry.k, groups)
-            self.axes[name] = axes = axes_of(item.read(read).site, item.read(read).view, self.facts)
+            node = item.read(read)
+            self.axes[name] = axes = axes_of(node.site, node.view, self.facts, node.featurizer)
+            self.widths[name] = node.pos.width if node.pos.width is not None and node.pos.scope is None else 1
             if entry.k is not None and axes.n_features is not None and entry.k > axes.n_features:
                 raise PlanError(Problem(f"{path}.outputs.{name}.k", f"at most {axes.n_features} directions", quoted(entry.k), code="pca"))
         self.outputs.update(made)
@@ -243,16 +369,21 @@ class Builder:
         for axis, n in (("heads", self.facts.n_heads_of(place.component)), ("units", self.facts.width(place.component))):
             for index in getattr(place, axis) or ():
                 if n is not None and index >= n:
+                    what = "heads" if axis == "heads" else "width"
                     raise PlanError(
-                        Problem(f"{path}.{axis}", f"below {n} (the width of {quoted(place.component)})", quoted(index), code=axis)
+                        Problem(f"{path}.{axis}", f"below {n} (the {what} of {quoted(place.component)})", quoted(index), code=axis)
                     )
         return nodes.Site(place.component, tuple(resolved), place.is_stacked, place.heads, place.units)
 
 
 def _find(value: str, by_intervention: Sequence[tuple[str, list[str]]]) -> tuple[str, str]:
-    """Returns which intervention and which of its values a name means: bare where it is unique, else `intervention/name`."""
+    """Returns which intervention and which of its values a name means: bare where it is unique, else `intervention/name`.
+
+    Raises:
+        PlanError: the value could not be built, which has been said.
+    """
     for intervention, names in by_intervention:
         for name in names:
             if value in (name, f"{intervention}/{name}"):
                 return intervention, name
-    raise PlanError(Problem("", "a value", quoted(value), did_you_mean(value, [name for _, names in by_intervention for name in names])))
+    raise PlanError(())

@@ -12,14 +12,26 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from causalab_mini.errors import Problem, did_you_mean, listed, quoted
-from causalab_mini.plan.check_intervention import InterventionChecker
-from causalab_mini.plan.digest import entries_of, parts_of_differences
+from causalab_mini.plan.check_featurizers import FeaturizerChecker, Kept
 from causalab_mini.plan.files import METRIC_SUFFIXES, TENSOR_SUFFIXES, path_problem
 from causalab_mini.plan.forwards import forward_of, forwards_of
-from causalab_mini.plan.spec import Difference, Intervention, Observe, Output, OutputRef, Spec
-from causalab_mini.plan.spec.metrics import TopK
-
-SECTIONS = ("reads", "writes", "models", "metrics")
+from causalab_mini.plan.spec import (
+    Attribute,
+    Difference,
+    Fit,
+    Intervention,
+    Observe,
+    Output,
+    OutputRef,
+    Save,
+    Spec,
+    Step,
+    Weights,
+    as_control,
+)
+from causalab_mini.plan.spec.fits import TRAINING
+from causalab_mini.plan.spec.metrics import AnswerLogprob, Recovered, TopK
+from causalab_mini.plan.used import entries_of, live_writes, parts_of_differences, rows_of, scored_rows
 
 
 def check(spec: Spec, raw: Mapping[str, Any]) -> list[Problem]:
@@ -30,6 +42,7 @@ def check(spec: Spec, raw: Mapping[str, Any]) -> list[Problem]:
         raw: the document as it was written, for the names it declares.
     """
     checker = _Checker(spec, raw)
+    checker.featurizers()
     for name, intervention in spec.interventions.items():
         checker.intervention(f"interventions.{name}", intervention)
     for name in dict.fromkeys([*checker.declared("steps"), *spec.steps]):
@@ -37,11 +50,12 @@ def check(spec: Spec, raw: Mapping[str, Any]) -> list[Problem]:
             checker.step(name, spec.steps[name])
         else:
             checker.invalid_step(name)
+    checker.starts()
     return checker.problems
 
 
 @dataclass
-class _Checker(InterventionChecker):
+class _Checker(FeaturizerChecker):
     outputs: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, Mapping[str, str | None] | None] = field(default_factory=dict)
@@ -51,14 +65,59 @@ class _Checker(InterventionChecker):
         for output in self.declared("steps", name, "outputs"):
             self.outputs.setdefault(output, name)
         self.metrics[name] = None
+        self.has_unjudged = True
 
-    def step(self, name: str, step: Observe) -> None:
+    def step(self, name: str, step: Step) -> None:
         path = f"steps.{name}"
-        entries = step.interventions if isinstance(step.interventions, tuple) else (step.interventions,)
-        is_list = isinstance(step.interventions, tuple)
+        if isinstance(step, Weights):
+            self.weights(path, step)
+            self.metrics[name] = {}
+            self.saves(f"{path}.saves", step.saves, {}, dict.fromkeys(step.names), False, "a featurizer of `names`")
+            return
+        interventions = self.interventions(path, name, step)
+        if interventions is None:
+            self.invalid_step(name)
+            return
+        is_list = not isinstance(step, Attribute) and isinstance(step.interventions, tuple)
+        reads = {i: self.names_in(i, item, "reads") for i, item in interventions.items()}
+        scores = {i: self.names_in(i, item, "metrics") for i, item in interventions.items()}
+        if all(self.is_whole(i, item) for i, item in interventions.items()):
+            for where, rows in rows_of(step):
+                self.rows(f"{path}.{where}", rows, interventions)
+        at = {index: f"interventions.{index}" for index in interventions} | self.in_place(path, step, interventions)
+        self.refs(path, interventions, at)
+        metrics = _values(scores, is_list)
+        if isinstance(step, Fit):
+            self.fit(path, step, interventions, metrics)
+        for index, item in interventions.items():
+            self.uses(path, at[index], item, self.outputs)
+        if not isinstance(step, Attribute):
+            self.controls(path, step, interventions)
+            self.where(path, step)
+        self.metrics[name] = _values(scores, is_list=True)
+        match step:
+            case Observe():
+                self.step_outputs(path, name, step, reads, interventions)
+                for output in sorted(set(metrics) & set(step.outputs)):
+                    self.say(f"{path}.outputs.{output}", "a name that no metric of the step has (saves are by name)", quoted(output))
+                self.saves(f"{path}.saves", step.saves, metrics, dict.fromkeys(step.outputs), is_list, "a metric or an output of this step")
+            case Fit():
+                curves = dict.fromkeys(TRAINING)
+                self.saves(f"{path}.saves", step.saves, curves, {}, False, "a curve of the training")
+                self.saves(f"{path}.eval.saves", step.eval.saves, metrics, {}, is_list, "a metric of this step")
+            case Attribute():
+                self.attribute(path, step, interventions)
+                self.metrics[name] = {}
+                self.saves(f"{path}.saves", step.saves, {step.metric: None}, {}, False, "the metric of this step")
+
+    def interventions(self, path: str, name: str, step: Observe | Fit | Attribute) -> dict[str, Intervention] | None:
+        """Returns a step's interventions by name, None where one is not known."""
+        chosen = step.intervention if isinstance(step, Attribute) else step.interventions
+        is_list, key = isinstance(chosen, tuple), "intervention" if isinstance(step, Attribute) else "interventions"
+        entries = chosen if isinstance(chosen, tuple) else (chosen,)
         complete = True
         for index, entry in enumerate(entries):
-            where = f"{path}.interventions[{index}]" if is_list else f"{path}.interventions"
+            where = f"{path}.{key}[{index}]" if is_list else f"{path}.{key}"
             if isinstance(entry, str):
                 known = self.known(where, "an intervention", entry, self.declared("interventions"))
                 complete = complete and known and entry in self.spec.interventions
@@ -66,37 +125,75 @@ class _Checker(InterventionChecker):
                 self.intervention(where, entry)
         named = [entry for entry in entries if isinstance(entry, str)]
         if len(set(named)) != len(named):
-            self.say(f"{path}.interventions", "distinct interventions", listed(named))
+            self.say(f"{path}.{key}", "distinct interventions", listed(named))
             complete = False
-        if not complete:
-            self.invalid_step(name)
+        return dict(entries_of(self.spec, name, step)) if complete else None
+
+    def in_place(self, path: str, step: Observe | Fit | Attribute, interventions: Mapping[str, Intervention]) -> dict[str, str]:
+        """Returns where the interventions are that are written in their step."""
+        if isinstance(step, Attribute):
+            return {key: f"{path}.intervention" for key in interventions if not isinstance(step.intervention, str)}
+        entries = step.interventions if isinstance(step.interventions, tuple) else (step.interventions,)
+        where = f"{path}.interventions[{{}}]" if isinstance(step.interventions, tuple) else f"{path}.interventions"
+        return {key: where.format(key) for key, entry in zip(interventions, entries, strict=True) if not isinstance(entry, str)}
+
+    def controls(self, path: str, step: Observe | Fit, interventions: Mapping[str, Intervention]) -> None:
+        """Refuses controls that none of a step's interventions can have."""
+        if not all(self.is_whole(index, item) for index, item in interventions.items()):
             return
-        interventions = dict(entries_of(self.spec, name, step))
-        in_place = {
-            key: f"{path}.interventions[{key}]" if is_list else f"{path}.interventions"
-            for key, entry in zip(interventions, entries, strict=True)
-            if not isinstance(entry, str)
-        }
-        reads = {i: self.names_in(i, item, "reads") for i, item in interventions.items()}
-        scores = {i: self.names_in(i, item, "metrics") for i, item in interventions.items()}
-        if all(self.is_whole(i, item) for i, item in interventions.items()):
-            self.rows(path, step, interventions)
-        self.refs(path, interventions, in_place)
-        self.step_outputs(path, name, step, reads, interventions)
-        self.metrics[name] = _values(scores, is_list=True)
-        self.where(path, step)
-        self.saves(path, step, scores, is_list)
+        kinds = [as_control(control).kind for control in step.controls]
+        writes = [write for item in interventions.values() for write in live_writes(item).values()]
+        takes = [write for write in writes if isinstance(write.operand, str)]
+        if kinds and not any(item.metrics for item in interventions.values()):
+            self.say(f"{path}.controls", "a step with metrics (controls stand beside them)", "none", code="control")
+            return
+        for index, kind in enumerate(kinds):
+            where = f"{path}.controls[{index}]"
+            if kind in kinds[:index]:
+                self.say(where, "each control once", f"{quoted(kind)} twice")
+            match kind:
+                case "self_swap" if not writes or any(write.mechanism != "swap" or write not in takes for write in writes):
+                    self.say(
+                        where, "interventions whose writes are all swaps of reads (`self_swap`)", "other writes, or none", code="control"
+                    )
+                case "shuffled_source" if not takes:
+                    self.say(where, "a write whose operand is a read (`shuffled_source`)", "none", code="control")
+                case "shuffled_source" if own := [operand for item in interventions.values() for operand in own_operands(item)]:
+                    expected = "operands of other forwards (`shuffled_source` takes those of other rows)"
+                    self.say(where, expected, f"{listed(own)}, read in the forward that is written", code="control")
+                case "random_subspace" if not any(self.has_subspace(write.featurizer) for write in writes):
+                    self.say(where, "a write in a subspace (`random_subspace`)", "none", code="control")
+                case "full_component" if all(write.featurizer is None and write.features is None for write in writes):
+                    expected = "a write with a featurizer or `features` (`full_component`)"
+                    self.say(where, expected, "none: it would be the same again", code="control")
+                case "full_component" | "random_subspace":
+                    outputs = [w.operand.ref for w in writes if w.featurizer is not None and isinstance(w.operand, OutputRef)]
+                    if outputs:
+                        expected = f"operands that other coordinates have too: reads or numbers ({quoted(kind)})"
+                        self.say(where, expected, f"{listed(outputs)}, in the coordinates of a featurizer", code="control")
 
-    def names_in(self, name: str, intervention: Intervention, section: str) -> list[str]:
-        """Returns what an intervention declares in a section, valid or not."""
-        declared = self.declared("interventions", name, section) if self.spec.interventions.get(name) is intervention else []
-        return declared or list(getattr(intervention, section))
+    def attribute(self, path: str, step: Attribute, interventions: Mapping[str, Intervention]) -> None:
+        """Judges what an attribution is of."""
+        ((name, intervention),) = interventions.items()
+        known = self.known(f"{path}.metric", "a metric of the intervention", step.metric, self.names_in(name, intervention, "metrics"))
+        if not known or step.metric not in intervention.metrics:
+            return
+        metric = intervention.metrics[step.metric]
+        inner = intervention.metrics.get(metric.metric, metric) if isinstance(metric, Recovered) else metric
+        if not inner.is_differentiable or isinstance(inner, AnswerLogprob):
+            got = f"{quoted(step.metric)} (`{inner.kind}`)"
+            self.say(f"{path}.metric", "a metric of one forward that can be differentiated", got)
+        read = intervention.reads.get(metric.of)
+        if read is not None and (site := self.site_of(read)) is not None and site.is_stacked:
+            self.say(f"{path}.metric", "a metric of one layer's read", f"{quoted(step.metric)}, of the stacked {quoted(metric.of)}")
+        cut = [name for name, write in live_writes(intervention).items() if write.mechanism == "knockout"]
+        if cut:
+            hint = "an edge that is cut is no small step from one that is there"
+            self.say(f"{path}.intervention", "writes that are a change of a value (no `knockout`)", listed(cut), hint)
+        if read is not None and read.model == "original":
+            self.say(f"{path}.metric", "a metric of a model with writes", f"{quoted(step.metric)}, of `original`")
 
-    def is_whole(self, name: str, intervention: Intervention) -> bool:
-        """Returns whether everything that an intervention declares is valid in itself."""
-        return all(len(self.names_in(name, intervention, section)) == len(getattr(intervention, section)) for section in SECTIONS)
-
-    def rows(self, path: str, step: Observe, interventions: Mapping[str, Intervention]) -> None:
+    def rows(self, path: str, rows: Mapping[str, str], interventions: Mapping[str, Intervention]) -> None:
         used = {role for item in interventions.values() for _, role in forwards_of(item)} & set(self.declared("roles"))
         if any(metric.columns for item in interventions.values() for metric in item.metrics.values()):
             used.add("base")
@@ -105,26 +202,26 @@ class _Checker(InterventionChecker):
             for item in interventions.values()
             for read in item.reads.values()
         ]
-        for role in step.rows:
-            if self.known(f"{path}.rows.{role}", "a role", role, self.declared("roles")) and role not in used and all(named):
-                self.say(f"{path}.rows.{role}", f"only roles that the step's interventions use ({listed(sorted(used))})", quoted(role))
-        for role in sorted(used - set(step.rows)):
-            self.say(f"{path}.rows", f"rows of {quoted(role)}, which the step's interventions use", listed(step.rows) or "none")
+        for role in rows:
+            if self.known(f"{path}.{role}", "a role", role, self.declared("roles")) and role not in used and all(named):
+                self.say(f"{path}.{role}", f"only roles that the step's interventions use ({listed(sorted(used))})", quoted(role))
+        for role in sorted(used - set(rows)):
+            self.say(path, f"rows of {quoted(role)}, which the step's interventions use", listed(rows) or "none")
 
-    def refs(self, path: str, interventions: Mapping[str, Intervention], in_place: Mapping[str, str]) -> None:
+    def refs(self, path: str, interventions: Mapping[str, Intervention], at: Mapping[str, str]) -> None:
+        """Judges the outputs that a step's interventions write, each intervention under its own path."""
         for name, intervention in interventions.items():
             for write_name in {entry for model in intervention.models.values() for entry in model.writes}:
-                operand = intervention.writes[write_name].operand if write_name in intervention.writes else None
-                if isinstance(operand, OutputRef) and operand.ref not in self.outputs:
-                    hint = (
-                        did_you_mean(operand.ref, list(self.outputs)) or "outputs are declared in the `outputs` of a step before this one"
-                    )
-                    self.say(
-                        f"{in_place.get(name, f'interventions.{name}')}.writes.{write_name}.operand.ref",
-                        f"an output of a step before {quoted(path)} ({listed(self.outputs) or 'there is none'})",
-                        quoted(operand.ref),
-                        hint,
-                    )
+                write = intervention.writes.get(write_name)
+                if write is None or not isinstance(write.operand, OutputRef):
+                    continue
+                output, where = write.operand.ref, f"{at[name]}.writes.{write_name}.operand.ref"
+                if output not in self.outputs:
+                    hint = did_you_mean(output, list(self.outputs)) or "outputs are declared in the `outputs` of a step before this one"
+                    expected = f"an output of a step before {quoted(path)} ({listed(self.outputs) or 'there is none'})"
+                    self.say(where, expected, quoted(output), hint)
+                else:
+                    self.fits_coordinates(where, output, write.featurizer)
 
     def step_outputs(
         self, path: str, name: str, step: Observe, names: Mapping[str, Sequence[str]], interventions: Mapping[str, Intervention]
@@ -148,13 +245,33 @@ class _Checker(InterventionChecker):
                 known = self.known(f"{where}.read" if isinstance(output, Output) else where, "a read", read, reads)
                 if known and isinstance(output, Output) and output.reduce != "none":
                     self.reduction(f"{where}.reduce", output, interventions[reads[read] or ""])
+        order: tuple[str, ...] = ()
         try:
-            graphlib.TopologicalSorter(parts_of_differences(step)).prepare()
+            order = tuple(graphlib.TopologicalSorter(parts_of_differences(step)).static_order())
         except graphlib.CycleError as error:
             chain = " → ".join(quoted(output) for output in error.args[1])
             self.say(f"{path}.outputs", "differences that can be made one after the other", f"a cycle ({chain})", code="cycle")
-        for output_name in step.outputs:
+        for output_name, output in step.outputs.items():
             self.outputs.setdefault(output_name, name)
+            whole = Output(read=output) if isinstance(output, str) else output
+            if isinstance(whole, Difference) or whole.read not in reads:
+                continue
+            found = interventions[reads[whole.read] or ""].reads.get(whole.read.rpartition("/")[2])
+            site = None if found is None else self.site_of(found)
+            if found is not None and site is not None:
+                self.kept.setdefault(output_name, Kept(whole.reduce, whole.k, found.featurizer, site.is_stacked))
+        for output_name in order:
+            if isinstance(output := step.outputs[output_name], Difference):
+                self.difference(f"{path}.outputs.{output_name}.difference[1]", output_name, *output.difference)
+
+    def difference(self, path: str, name: str, minuend: str, subtrahend: str) -> None:
+        """Refuses a difference of outputs in two systems of coordinates."""
+        first, second = self.kept.get(minuend), self.kept.get(subtrahend)
+        if first is None or second is None:
+            return
+        self.kept.setdefault(name, Kept("", None, first.featurizer, first.is_stacked))
+        if self.are_declared(first.featurizer, second.featurizer):
+            self.fits_coordinates(path, subtrahend, first.featurizer)
 
     def reduction(self, path: str, output: Output, intervention: Intervention) -> None:
         """Refuses a reduction over rows whose features are their own tokens."""
@@ -164,7 +281,7 @@ class _Checker(InterventionChecker):
             hint = "a pattern has the row's own tokens as axis, which other rows do not share; a metric of kind `value` is one number a row"
             self.say(path, f"`none` at {quoted(site.component)}", quoted(output.reduce), hint, "keys")
 
-    def where(self, path: str, step: Observe) -> None:
+    def where(self, path: str, step: Observe | Fit) -> None:
         if step.where is None:
             return
         earlier = self.spec.steps.get(step.where.step)
@@ -179,18 +296,23 @@ class _Checker(InterventionChecker):
         metric = found.metrics.get(step.where.metric.rpartition("/")[2])
         if isinstance(metric, TopK):
             self.say(f"{path}.where.metric", "a metric whose value is a number", f"{quoted(step.where.metric)} (`top_k`)")
-        if labelled(earlier) != labelled(step):
-            got = f"{quoted(labelled(step))} here and {quoted(labelled(earlier))} there"
+        own, theirs = labelled(step.rows), labelled(scored_rows(earlier))
+        if own != theirs:
+            got = f"{quoted(own)} here and {quoted(theirs)} there"
             self.say(f"{path}.where", "the same rows of `base` in both steps", got)
 
-    def saves(self, path: str, step: Observe, names: Mapping[str, Sequence[str]], is_list: bool) -> None:
-        metrics = _values(names, is_list)
-        values = {**metrics, **dict.fromkeys(step.outputs)}
-        for name in sorted(set(metrics) & set(step.outputs)):
-            self.say(f"{path}.outputs.{name}", "a name that no metric of the step has (saves are by name)", quoted(name))
-        for index, save in enumerate(step.saves):
-            where = f"{path}.saves[{index}]"
-            if not self.known(f"{where}.value", "a metric or an output of this step", save.value, values):
+    def saves(
+        self,
+        path: str,
+        saves: Sequence[Save],
+        metrics: Mapping[str, str | None],
+        tensors: Mapping[str, None],
+        is_list: bool,
+        what: str,
+    ) -> None:
+        for index, save in enumerate(saves):
+            where = f"{path}[{index}]"
+            if not self.known(f"{where}.value", what, save.value, {**metrics, **tensors}):
                 continue
             folder = save.value.partition("/")[0] if "/" in save.value and is_list else metrics.get(save.value) if is_list else None
             is_metric = save.value in metrics
@@ -217,9 +339,20 @@ class _Checker(InterventionChecker):
             self.files.setdefault(full, where)
 
 
-def labelled(step: Observe) -> str:
+def own_operands(intervention: Intervention) -> list[str]:
+    """Returns the reads of an intervention that are written in the forward in which they are read."""
+    found: dict[str, None] = {}
+    for forward in forwards_of(intervention):
+        model = intervention.models.get(forward[0])
+        writes = [] if model is None else [intervention.writes[name] for name in model.writes if name in intervention.writes]
+        operands = [write.operand for write in writes if isinstance(write.operand, str) and write.operand in intervention.reads]
+        found |= dict.fromkeys(name for name in operands if forward_of(intervention.reads[name], intervention) == forward)
+    return list(found)
+
+
+def labelled(rows: Mapping[str, str]) -> str:
     """Returns the ref whose rows give a step its labels: that of `base`, else of its first role."""
-    return step.rows.get("base") or next(iter(step.rows.values()))
+    return rows.get("base") or next(iter(rows.values()), "")
 
 
 def _values(by_intervention: Mapping[str, Sequence[str]], is_list: bool) -> dict[str, str | None]:

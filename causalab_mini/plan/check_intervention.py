@@ -12,9 +12,11 @@ from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan.forwards import forward_of, forwards_of
 from causalab_mini.plan.position import Position
 from causalab_mini.plan.spec import Intervention, Read, Site, Spec, Write
+from causalab_mini.plan.spec.featurizers import Chain, Gate, Standardize, parts_of
 from causalab_mini.plan.spec.metrics import MetricBase, Recovered, TopK
 
 KEY_SITES = tuple(name for name, component in COMPONENTS.items() if component.has_keys)
+SECTIONS = ("reads", "writes", "models", "metrics")
 
 
 @dataclass
@@ -35,6 +37,15 @@ class InterventionChecker:
         for part in path:
             value = value.get(part) if isinstance(value, dict) else None
         return list(value) if isinstance(value, dict) else []
+
+    def names_in(self, name: str, intervention: Intervention, section: str) -> list[str]:
+        """Returns what an intervention declares in a section, valid or not."""
+        declared = self.declared("interventions", name, section) if self.spec.interventions.get(name) is intervention else []
+        return declared or list(getattr(intervention, section))
+
+    def is_whole(self, name: str, intervention: Intervention) -> bool:
+        """Returns whether everything that an intervention declares is valid in itself."""
+        return all(len(self.names_in(name, intervention, section)) == len(getattr(intervention, section)) for section in SECTIONS)
 
     def known(self, path: str, what: str, name: str, names: Iterable[str]) -> bool:
         """Returns whether a name is one of those declared, and says so where it is not."""
@@ -95,6 +106,13 @@ class InterventionChecker:
             self.known(f"{path}.input", "a role", read.input, roles)
         if read.keys is not None and site is not None and not site.about.has_keys:
             self.say(f"{path}.keys", f"a site with keys ({listed(KEY_SITES)})", f"{quoted(site.component)}")
+        self.featurizer(path, read, site)
+        if read.featurizer is not None and read.view == "logits":
+            self.say(
+                f"{path}.featurizer",
+                "none beside the view `logits` (the unembedding needs the place's own coordinates)",
+                quoted(read.featurizer),
+            )
         if read.view == "logits" and site is not None and not site.about.is_residual:
             expected = "`raw` (only the residual stream, and what is added to it, has a view as logits)"
             self.say(f"{path}.view", expected, f"`logits` at {quoted(site.component)}")
@@ -111,18 +129,63 @@ class InterventionChecker:
                 self.say(f"{path}.keys", f"a site with keys ({listed(KEY_SITES)})", f"{quoted(site.component)}")
             if write.mechanism == "knockout":
                 self.say(f"{path}.mechanism", f"`knockout` at a site with keys ({listed(KEY_SITES)})", f"{quoted(site.component)}")
+        self.featurizer(path, write, site)
+        self.features(f"{path}.features", write, site)
         if not isinstance(write.operand, str):
             return
         if not self.known(f"{path}.operand", "a read", write.operand, reads) or write.operand not in intervention.reads:
             return
         read = intervention.reads[write.operand]
         source = self.site_of(read)
-        if site is not None and source is not None:
+        if read.featurizer != write.featurizer:
+            if not self.are_declared(read.featurizer, write.featurizer):
+                return
+            hint = "values are compared and replaced in one system of coordinates: the read's `featurizer` is the write's"
+            expected = f"a read in the coordinates of {in_words(write.featurizer)}"
+            got = f"{quoted(write.operand)}, in those of {in_words(read.featurizer)}"
+            self.say(f"{path}.operand", expected, got, hint, "coordinates")
+        elif site is not None and source is not None:
             self.fits(f"{path}.operand", site, source, read, write.operand)
         if write.align == "exact" and None not in (read.pos.width, write.pos.width) and read.pos.width != write.pos.width:
             mean = "`align: mean` gives a read's mean to every written token"
             hint = mean if read.pos.width == 1 else "`align` says how an operand of another width lands"
             self.say(f"{path}.operand", f"a read {_wide(write.pos)}", f"{quoted(write.operand)}, {_wide(read.pos)}", hint, "width")
+
+    def are_declared(self, *featurizers: str | None) -> bool:
+        """Returns whether featurizers are declared, or none: what else is said of one that is not would be said twice."""
+        return {*featurizers} <= {None, *self.declared("featurizers")}
+
+    def featurizer(self, path: str, place: Read | Write, site: Site | None) -> None:
+        """Judges the featurizer of a read or write against its site."""
+        if place.featurizer is None:
+            return
+        self.known(f"{path}.featurizer", "a featurizer", place.featurizer, self.declared("featurizers"))
+        if site is None:
+            return
+        if site.is_stacked:
+            self.say(f"{path}.featurizer", "none at a stacked site (a featurizer has one place)", quoted(place.featurizer))
+        elif site.about.has_keys or site.component == "input_ids":
+            self.say(
+                f"{path}.featurizer", f"none at {quoted(site.component)} (its values have no fixed coordinates)", quoted(place.featurizer)
+            )
+
+    def features(self, path: str, write: Write, site: Site | None) -> None:
+        """Refuses features that the coordinates don't have, as far as the document alone tells, or that have none."""
+        if write.features is None:
+            return
+        if site is not None and site.about.has_keys:
+            self.say(path, "`keys` (the width of this component is its keys)", "`features`")
+        n = None if site is None or site.units is None else len(site.units)
+        for part in () if write.featurizer is None else parts_of(write.featurizer, self.spec.featurizers):
+            n = self.width(part, n)
+        if n is not None and max(write.features) >= n:
+            got = quoted(max(write.features))
+            self.say(path, f"below {n} (the width of {in_words(write.featurizer)})", got, code="features")
+
+    def width(self, featurizer: str, given: int | None) -> int | None:
+        """Returns how many features a featurizer makes of some, as far as the document alone tells."""
+        found = self.spec.featurizers.get(featurizer)
+        return given if isinstance(found, Gate | Standardize | Chain) else getattr(found, "k", None)
 
     def fits(self, path: str, site: Site, source: Site, read: Read, name: str) -> None:
         """Compares the feature axes of a write and its operand, as far as the document alone tells."""
@@ -197,7 +260,10 @@ class InterventionChecker:
             if read.pos.width != 1:
                 self.say(f"{path}.{key}", "a read one token wide", f"{quoted(getattr(metric, key))}, {_wide(read.pos)}", code="width")
             site = self.site_of(read)
-            if needs_vocabulary and site is not None and not (site.about.is_vocabulary or read.view == "logits"):
+            if needs_vocabulary and read.featurizer is not None:
+                got = f"{quoted(getattr(metric, key))} in the coordinates of {in_words(read.featurizer)}"
+                self.say(f"{path}.{key}", "a read of logits (tokens are told by their place among them)", got, code="vocabulary")
+            elif needs_vocabulary and site is not None and not (site.about.is_vocabulary or read.view == "logits"):
                 got = f"{quoted(getattr(metric, key))} at {quoted(site.component)}"
                 hint = 'a residual stream can be read as logits: `"view": "logits"`' if site.about.is_residual else ""
                 self.say(f"{path}.{key}", "a read of logits", got, hint, "vocabulary")
@@ -214,6 +280,11 @@ class InterventionChecker:
         for key, site in sites.items():
             if site is None or first is None or key == "of":
                 continue
+            if found[key].featurizer != found["of"].featurizer:
+                expected = f"a read in the coordinates of {in_words(found['of'].featurizer)}, as {quoted(getattr(metric, 'of', ''))}"
+                if not needs_vocabulary and self.are_declared(found[key].featurizer, found["of"].featurizer):
+                    self.say(f"{path}.{key}", expected, f"one in those of {in_words(found[key].featurizer)}", code="coordinates")
+                continue
             same_width = site.about.width == first.about.width or bool(found[key].view == found["of"].view == "logits")
             if not (metric.needs_vocabulary or needs_vocabulary or same_width):
                 self.say(
@@ -226,3 +297,8 @@ class InterventionChecker:
 
 def _wide(pos: Position) -> str:
     return {None: "of no fixed width", 1: "one token wide"}.get(pos.width, f"{pos.width} tokens wide")
+
+
+def in_words(featurizer: str | None) -> str:
+    """Returns whose coordinates are meant."""
+    return "the site" if featurizer is None else quoted(featurizer)

@@ -8,8 +8,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from causalab_mini.plan.position import Position
-from causalab_mini.plan.spec import Difference, Intervention, Observe, Params, Read, Site, Spec, Write
+from causalab_mini.plan.spec import Attribute, DrawnControl, Fit, Intervention, Optimizer, Params, Site, Spec, Write, as_control
+from causalab_mini.plan.spec.fits import BETAS
+from causalab_mini.plan.spec.selected import DRAWS
+from causalab_mini.plan.spec.steps import IG_STEPS
 from causalab_mini.plan.strict import Strict
+from causalab_mini.plan.used import entries_of, featurizers_used, live_writes, places_of, rows_of
 
 
 def digest(spec: Spec) -> str:
@@ -28,38 +32,23 @@ def canonical(spec: Spec) -> dict[str, Any]:
     used = [entry for name, step in spec.steps.items() for entry in entries_of(spec, name, step)]
     declared = {name for name, intervention in used if spec.interventions.get(name) is intervention}
     sites = {place.site for _, intervention in used for place in places_of(intervention) if isinstance(place.site, str)}
-    roles = {name for step in spec.steps.values() for name in step.rows}
+    roles = {name for step in spec.steps.values() for _, rows in rows_of(step) for name in rows}
+    featurizers = {part for name, step in spec.steps.items() for part in featurizers_used(spec, name, step)}
     return {
         "model": _plain(spec.model),
         "roles": {name: _plain(role) for name, role in spec.roles.items() if name in roles},
         "sites": {name: _plain(site) for name, site in spec.sites.items() if name in sites},
+        **({"featurizers": {name: _featurizer(name, spec) for name in spec.featurizers if name in featurizers}} if featurizers else {}),
         "interventions": {name: _plain(item) for name, item in spec.interventions.items() if name in declared},
         "steps": [[name, _plain(step)] for name, step in spec.steps.items()],
     }
 
 
-def places_of(intervention: Intervention) -> tuple[Read | Write, ...]:
-    """Returns an intervention's reads and writes."""
-    return (*intervention.reads.values(), *intervention.writes.values())
-
-
-def entries_of(spec: Spec, step_name: str, step: Observe) -> list[tuple[str, Intervention]]:
-    """Returns a step's interventions with their names; one written in place has its index, or the step's name where it is alone."""
-    if isinstance(step.interventions, tuple):
-        return [
-            (entry, spec.interventions[entry]) if isinstance(entry, str) else (str(index), entry)
-            for index, entry in enumerate(step.interventions)
-        ]
-    entry = step.interventions
-    return [(entry, spec.interventions[entry]) if isinstance(entry, str) else (step_name, entry)]
-
-
-def parts_of_differences(step: Observe) -> dict[str, list[str]]:
-    """Returns, for each output of a step, the outputs of the same step that it is a difference of."""
-    return {
-        name: [part for part in output.difference if part in step.outputs and part != name] if isinstance(output, Difference) else []
-        for name, output in step.outputs.items()
-    }
+def _featurizer(name: str, spec: Spec) -> Any:
+    """Returns what a featurizer means: a seed that it would have anyway is none of its own."""
+    fits = [step for step in spec.steps.values() if isinstance(step, Fit) and name in step.params]
+    usual = fits[0].seed if fits else 0
+    return {key: value for key, value in _plain(spec.featurizers[name]).items() if (key, value) != ("seed", usual)}
 
 
 def _plain(value: Any) -> Any:
@@ -67,6 +56,12 @@ def _plain(value: Any) -> Any:
         return {**_spelled(value), "layers": value.layers[0]}
     if isinstance(value, Position):
         return {key: inner for key, inner in _spelled(value).items() if (key, inner) not in (("stride", 1), ("offset", 0))}
+    if isinstance(value, DrawnControl):
+        return _without(value, n=DRAWS.get(value.kind), seed=0)
+    if isinstance(value, Optimizer):
+        return _without(value, betas=list(BETAS), momentum=0)
+    if isinstance(value, Attribute):
+        return _without(value, ig_steps=IG_STEPS)
     if isinstance(value, Write):
         params = {key: inner for key, inner in _plain(value.params).items() if (key, inner) != ("scale", 1)}
         return _spelled(value.model_copy(update={"params": Params()})) | ({"params": params} if params else {})
@@ -77,7 +72,7 @@ def _plain(value: Any) -> Any:
             for name, read in value.reads.items()
         }
         models = {name: model for name, model in value.models.items() if any(read.model == name for read in value.reads.values())}
-        writes = {name: write for name, write in value.writes.items() if any(name in model.writes for model in models.values())}
+        writes = live_writes(value)
         spelled = {key: inner for key, inner in _spelled(value).items() if key not in ("models", "writes")}
         return spelled | {"reads": _plain(reads)} | {key: _plain(part) for key, part in (("models", models), ("writes", writes)) if part}
     if isinstance(value, Strict):
@@ -91,9 +86,17 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _without(value: Strict, **usual: Any) -> dict[str, Any]:
+    """Returns an object without what it would have anyway."""
+    return {key: inner for key, inner in _spelled(value).items() if key not in usual or inner != usual[key]}
+
+
 def _spelled(value: Strict) -> dict[str, Any]:
     required = {name for name, field in type(value).model_fields.items() if field.is_required()}
-    return {name: _plain(inner) for name, inner in value.spelled().items()} | {name: _plain(getattr(value, name)) for name in required}
+    spelled = {name: _plain(inner) for name, inner in value.spelled().items()} | {name: _plain(getattr(value, name)) for name in required}
+    if "controls" in spelled:
+        spelled["controls"] = [_plain(as_control(control)) for control in getattr(value, "controls")]  # noqa: B009 - of two kinds of step
+    return spelled
 
 
 def _sha256(data: Any) -> str:

@@ -17,12 +17,12 @@ from causalab_mini.plan.strict import Strict
 
 @cache
 def field_docstrings(model: type[Strict]) -> dict[str, str]:
-    """Returns the docstring of each field of a model, inherited ones included."""
+    """Returns the docstring of each key of a model, inherited ones included."""
     found: dict[str, str] = {}
     for kind in reversed(model.__mro__):
         if issubclass(kind, Strict):
             found |= dict(_in_body(kind))
-    return {name: text for name, text in found.items() if name in model.model_fields}
+    return {field.alias or name: found[name] for name, field in model.model_fields.items() if name in found}
 
 
 def models() -> dict[str, type[Strict]]:

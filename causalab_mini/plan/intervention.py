@@ -29,7 +29,8 @@ class InterventionBuilder:
         owner: Builder,
         path: str,
         intervention: language.Intervention,
-        step: language.Observe,
+        refs: Mapping[str, str],
+        is_filtered: bool,
         prompts: Mapping[str, tuple[Prompt, ...]],
         name: str,
     ) -> None:
@@ -37,7 +38,8 @@ class InterventionBuilder:
         self.rows = owner.rows
         self.path = path
         self.intervention = intervention
-        self.step = step
+        self.refs = refs
+        self.is_filtered = is_filtered
         self.prompts = prompts
         self.name = name
         self.hidden: dict[tuple[str, str], list[nodes.Read]] = {}
@@ -61,9 +63,10 @@ class InterventionBuilder:
             assert forward is not None
             with owner.noting():
                 site = owner.site(read.site, f"{self.path}.reads.{name}")
+                featurizer = self.featurizer(read, site, f"{self.path}.reads.{name}")
                 anchors = self.anchors(read.pos, forward[1], f"{self.path}.reads.{name}.pos")
                 key_anchors = None if read.keys is None else self.anchors(read.keys, forward[1], f"{self.path}.reads.{name}.keys")
-                node = nodes.Read(name, site, read.pos, anchors, read.view, keys=read.keys, key_anchors=key_anchors)
+                node = nodes.Read(name, site, read.pos, anchors, read.view, keys=read.keys, key_anchors=key_anchors, featurizer=featurizer)
                 reads.setdefault(forward, []).append(node)
         for key, extra in self.hidden.items():
             reads.setdefault(key, []).extend(extra)
@@ -84,12 +87,16 @@ class InterventionBuilder:
         both: list[nodes.Write | nodes.Read] = [*writes, *reads]
         places = sorted(both, key=lambda place: (place.site.rank, isinstance(place, nodes.Read)))
         prompts = self.prompts[role]
-        key = (self.step.rows[role], self.owner.spec.roles[role].field)
+        key = (self.refs[role], self.owner.spec.roles[role].field)
         return nodes.Forward(model, role, key, len(prompts), max(prompt.n_tokens for prompt in prompts), tuple(places))
+
+    def featurizer(self, place: language.Read | language.Write, site: nodes.Site, path: str) -> nodes.Featurizer | None:
+        """Returns the featurizer of a read or write."""
+        return None if place.featurizer is None else self.owner.featurizers.at(place.featurizer, site, path)
 
     def anchors(self, pos: Position, role: str, path: str) -> nodes.Anchors | None:
         """Returns the text of a position's anchor, row by row of a role."""
-        return self.rows.anchors(pos.scope, self.step.rows[role], self.owner.spec.roles[role], path)
+        return self.rows.anchors(pos.scope, self.refs[role], self.owner.spec.roles[role], path)
 
     # writes
 
@@ -99,12 +106,17 @@ class InterventionBuilder:
         write = self.intervention.writes[name]
         site = self.owner.site(write.site, path)
         anchors = self.anchors(write.pos, role, f"{path}.pos")
+        featurizer = self.featurizer(write, site, path)
+        n_features = axes_of(site, "raw", self.owner.facts, featurizer).n_features
+        if write.features is not None and n_features is not None and max(write.features) >= n_features:
+            expected = f"below {n_features} (the width of {featurizer.name if featurizer is not None else site})"
+            raise PlanError(Problem(f"{path}.features", expected, quoted(max(write.features)), code="features"))
         operand: nodes.Operand | None = None
         match write.operand:
             case str():
                 operand = nodes.FromRead(write.operand)
             case language.OutputRef():
-                operand = self.output_operand(write.operand.ref, role, site, f"{path}.operand")
+                operand = self.output_operand(write.operand.ref, role, site, featurizer, f"{path}.operand")
             case float() | int():
                 operand = nodes.Constant(float(write.operand))
         if write.mechanism == "permute":
@@ -114,30 +126,44 @@ class InterventionBuilder:
         order = self.intervention.models[model].writes.index(name)
         key_anchors = self.key_anchors(write, role, name)
         return nodes.Write(
-            name, site, write.pos, anchors, write.mechanism, operand, write.params, write.align, order, write.keys, key_anchors
+            name,
+            site,
+            write.pos,
+            anchors,
+            write.mechanism,
+            operand,
+            write.params,
+            write.align,
+            order,
+            write.keys,
+            key_anchors,
+            featurizer,
+            write.features,
         )
 
     def key_anchors(self, write: language.Write, role: str, name: str) -> nodes.Anchors | None:
         """Returns the anchors of a write's keys."""
         return None if write.keys is None else self.anchors(write.keys, role, f"{self.path}.writes.{name}.keys")
 
-    def output_operand(self, ref: str, role: str, site: nodes.Site, path: str) -> nodes.FromOutput:
+    def output_operand(self, ref: str, role: str, site: nodes.Site, featurizer: nodes.Featurizer | None, path: str) -> nodes.FromOutput:
         """Returns an operand that is an earlier output.
 
         Raises:
             PlanError: it has other axes than the write, or lacks a row's group.
         """
         output = self.owner.outputs.get(ref)
-        if output is not None and (problems := misfit(path, ref, self.owner.axes[ref], axes_of(site, "raw", self.owner.facts))):
+        place = axes_of(site, "raw", self.owner.facts, featurizer)
+        if output is not None and (problems := misfit(path, ref, self.owner.axes[ref], place)):
             raise PlanError(problems)
         if isinstance(output, nodes.Output) and output.reduce == "mean_by":
             column = next(
                 entry.by
                 for step in self.owner.spec.steps.values()
+                if isinstance(step, language.Observe)
                 for name, entry in step.outputs.items()
                 if name == ref and isinstance(entry, language.Output)
             )
-            groups = self.owner.groups(self.step.rows[role], str(column), path)
+            groups = self.owner.groups(self.refs[role], str(column), path)
             assert output.groups is not None
             if unknown := sorted(set(groups) - set(output.groups)):
                 raise PlanError(
@@ -189,10 +215,15 @@ class InterventionBuilder:
     def refuse_misfits(self, forwards: Sequence[nodes.Forward], metrics: Sequence[nodes.Metric]) -> None:
         """Refuses operands, and reads that are compared, with other features or layers than what they are for."""
         facts = self.owner.facts
-        axes = {read.name: axes_of(read.site, read.view, facts) for forward in forwards for read in forward.reads}
+        axes = {
+            read.name: axes_of(read.site, read.view, facts, read.featurizer)
+            for forward in forwards
+            for read in forward.reads
+            if not read.is_hidden
+        }
         for write in {write.name: write for forward in forwards for write in forward.writes}.values():
             if isinstance(write.operand, nodes.FromRead) and write.operand.read in axes:
-                place, name = axes_of(write.site, "raw", facts), write.operand.read
+                place, name = axes_of(write.site, "raw", facts, write.featurizer), write.operand.read
                 self.owner.problems += misfit(f"{self.path}.writes.{write.name}.operand", name, axes[name], place)
         for metric in metrics:
             for key, name in metric.reads.items():
@@ -206,9 +237,9 @@ class InterventionBuilder:
         path = f"{self.path}.metrics.{name}"
         reads = {key: getattr(metric, key) for key in metric.reads}
         options = {key: getattr(metric, key) for key in OPTION_KEYS if hasattr(metric, key)}
-        base = self.step.rows.get("base", "")
+        base = self.refs.get("base", "")
         tokens: dict[str, tuple[Any, ...]] = {}
-        is_filtered = self.step.where is not None
+        is_filtered = self.is_filtered
         if isinstance(metric, Recovered):
             scored = self.intervention.metrics[metric.metric]
             inner = self.metric(metric.metric, scored, forwards)
@@ -240,7 +271,7 @@ class InterventionBuilder:
         Raises:
             PlanError: a cell is no list of two tokens or more, or lacks the expected one.
         """
-        base = self.step.rows["base"]
+        base = self.refs["base"]
         cells: list[Any] = (
             [metric.classes] * len(expected)
             if isinstance(metric.classes, tuple)

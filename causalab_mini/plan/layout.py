@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from causalab_mini.data.fields import path_text
-from causalab_mini.plan.problems import inside, known_keys
+from causalab_mini.plan.problems import inside, known_keys, of_kind
 from causalab_mini.plan.spec import Spec
 from causalab_mini.plan.sweep import find_axes
 
@@ -46,6 +46,8 @@ def _ordered(value: Any, annotations: list[Any]) -> Any:
         ]
     if not isinstance(value, dict):
         return value
+    if "kind" in value:
+        annotations = of_kind(annotations, value["kind"])
     known = list(dict.fromkeys(known_keys(annotations)))
     first = [key for key in ("$schema", "kind") if key in value]
     keys = [

@@ -22,7 +22,7 @@ from causalab_mini.plan.problems import location, problems_of
 from causalab_mini.plan.spec import NULLABLE, ModelSpec, Spec
 from causalab_mini.plan.sweep import Axis, CountAll, expand, find_axes
 
-DECLARING = ("roles", "sites", "interventions")
+DECLARING = ("roles", "sites", "featurizers", "interventions")
 SECTIONS_OF_INTERVENTION = ("reads", "writes", "models", "metrics")
 
 
@@ -204,7 +204,7 @@ def _without(document: dict[str, Any], locations: list[tuple[str | int, ...]]) -
             copy["model"] = {"key": "bundled:any", "dtype": "fp32"}
             continue
         depth = 4 if loc[0] == "interventions" and len(loc) >= 4 and loc[2] in SECTIONS_OF_INTERVENTION else 2
-        if loc[0] not in ("roles", "sites", "interventions", "steps"):
+        if loc[0] not in (*DECLARING, "steps"):
             depth = 1
         path = loc[:depth]
         here: Any = copy

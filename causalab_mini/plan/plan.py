@@ -9,15 +9,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from causalab_mini.data.parameters import Parameters
 from causalab_mini.data.prompts import Prompt
 from causalab_mini.data.table import Table
 from causalab_mini.errors import PlanError, Problem
 from causalab_mini.model.components import COMPONENTS, forward_rank
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.plan.position import Position
-from causalab_mini.plan.spec import Params
+from causalab_mini.plan.spec import Optimizer, Params
 
-__all__ = ["Forward", "Observe", "Plan", "PlanError", "Read", "Request", "Site", "Write"]
+__all__ = ["Attribute", "Featurizer", "Fit", "Forward", "Observe", "Plan", "PlanError", "Read", "Request", "Site", "Weights", "Write"]
 
 RowsKey = tuple[str, str]
 """A ref and a field: what prompts are made of."""
@@ -61,6 +62,59 @@ class Site:
         return text + (f".units[{','.join(map(str, self.units))}]" if self.units is not None else "")
 
 
+@dataclass(frozen=True, slots=True)
+class Featurizer:
+    """Coordinates of a place, with where their parameters come from.
+
+    Attributes:
+        site: where it is used; None for a part of a chain that does not come first.
+        d: width of what it is given.
+        n_features: width of what it gives.
+        parametrization: of a trained basis.
+        init, seed: how parameters are drawn that nothing else gives.
+        file, sha256: of the file that gives them.
+        sources: outputs of earlier steps that give them, by parameter.
+        activation, topk: of a dictionary.
+        parts: of a chain.
+        trained_by: the step that trains it.
+        learned: what stands for what that step makes of it, where schedules name things by what they are.
+    """
+
+    name: str
+    kind: str
+    site: Site | None
+    d: int
+    n_features: int
+    parametrization: str | None = None
+    init: str = "random"
+    seed: int = 0
+    file: Parameters | None = field(default=None, hash=False, compare=False, repr=False)
+    sha256: str = ""
+    sources: tuple[tuple[str, str], ...] = ()
+    activation: str | None = None
+    topk: int | None = None
+    parts: tuple[Featurizer, ...] = ()
+    trained_by: str | None = None
+    learned: str | None = None
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The outputs, and what fits make, that it is made of."""
+        own = [output for _, output in self.sources] + ([self.learned] if self.learned is not None else [])
+        return (*own, *(need for part in self.parts for need in part.needs))
+
+    @property
+    def all(self) -> tuple[Featurizer, ...]:
+        """Itself and its parts."""
+        return (*self.parts, self)
+
+    def __str__(self) -> str:
+        if self.parts:
+            return f"{self.name} ({' → '.join(map(str, self.parts))})"
+        rank = "" if self.n_features == self.d else f", k={self.n_features}"
+        return f"{self.name} ({self.kind}{rank})"
+
+
 Anchors = tuple[str | None, ...]
 """The text of a position's anchor, row by row; None where a row has none."""
 
@@ -77,6 +131,7 @@ class Read:
     is_hidden: bool = False
     keys: Position | None = None
     key_anchors: Anchors | None = None
+    featurizer: Featurizer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +161,32 @@ Operand = FromRead | FromOutput | Constant
 
 
 @dataclass(frozen=True, slots=True)
+class WritePart:
+    """A part of a write that is made alone.
+
+    Attributes:
+        entry: which of its site's layers, as the operand counts them.
+        token: which of the tokens that it lands on, in each row.
+        head: which of its site's heads; None for all.
+    """
+
+    entry: int
+    token: int
+    head: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Write:
-    """A change that is made in a forward; `order` is its place in the model's list, which counts where writes meet."""
+    """A change that is made in a forward.
+
+    Attributes:
+        order: its place in the model's list, which counts where writes meet.
+        featurizer: the coordinates in which the value is changed; None for the site's own.
+        features: which of them; None for all.
+        part: what of it is made; None for all.
+        is_control: whether it is run even where it provably changes nothing.
+        like: a read without whose value a row is not written, beside the operand.
+    """
 
     name: str
     site: Site
@@ -120,6 +199,11 @@ class Write:
     order: int = 0
     keys: Position | None = None
     key_anchors: Anchors | None = None
+    featurizer: Featurizer | None = None
+    features: tuple[int, ...] | None = None
+    part: WritePart | None = None
+    is_control: bool = False
+    like: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,14 +332,37 @@ class SaveNode:
 
 
 @dataclass(frozen=True, slots=True)
+class Control:
+    """A control experiment beside an intervention of a step.
+
+    Attributes:
+        kind: which control.
+        of: the intervention's name.
+        draws: what is run, one intervention a draw.
+        reference: what its metrics must equal, of a control that changes nothing.
+    """
+
+    kind: str
+    of: str
+    draws: tuple[Intervention, ...]
+    reference: Intervention | None = None
+
+    @property
+    def experiments(self) -> tuple[Intervention, ...]:
+        """All that is run for it."""
+        return self.draws if self.reference is None else (*self.draws, self.reference)
+
+
+@dataclass(frozen=True, slots=True)
 class Observe:
     """A step that runs interventions over rows.
 
     Attributes:
         labels: the rows' `example_id`, or their numbers.
-        outputs: each difference after its parts.
         rows: which prompts each role has.
+        outputs: each difference after its parts.
         is_list: whether values and files are kept apart by intervention.
+        controls: experiments beside the interventions.
     """
 
     name: str
@@ -266,24 +373,134 @@ class Observe:
     saves: tuple[SaveNode, ...]
     where: Where | None
     is_list: bool
+    controls: tuple[Control, ...] = ()
 
     @property
     def n_rows(self) -> int:
         """How many rows there are."""
         return len(self.labels)
 
+    @property
+    def experiments(self) -> tuple[Intervention, ...]:
+        """All that is run: the interventions, then their controls."""
+        return (*self.interventions, *(item for control in self.controls for item in control.experiments))
+
     def intervention(self, name: str) -> Intervention:
-        """Returns an intervention by name."""
-        return next(item for item in self.interventions if item.name == name)
+        """Returns an intervention, or a control's, by name."""
+        return next(item for item in self.experiments if item.name == name)
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """What is made small by a fit.
+
+    Attributes:
+        weight: times which.
+        intervention, metric: the mean of a metric; empty for a penalty.
+        gate, penalty: `mask` or `units` of a gate.
+    """
+
+    weight: float
+    intervention: str = ""
+    metric: str = ""
+    gate: str = ""
+    penalty: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A step that trains featurizers.
+
+    Attributes:
+        training: its interventions over the rows that are trained on.
+        evaluation: the same, with controls, over those that it is judged on, with what was learned.
+        params: the featurizers that are trained.
+        score: the intervention and metric that say which epoch is best, with whether more is better; None for the objective.
+        patience: epochs without a better one after which training ends; None for never.
+    """
+
+    name: str
+    training: Observe
+    evaluation: Observe
+    params: tuple[Featurizer, ...]
+    objective: tuple[Term, ...]
+    epochs: int
+    pairs: int
+    seed: int
+    optimizer: Optimizer
+    anneal: Mapping[str, tuple[float, float]] = field(hash=False)
+    score: tuple[str, str, bool] | None
+    patience: int | None
+    keep: str
+    saves: tuple[SaveNode, ...]
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows are trained on."""
+        return self.training.n_rows
+
+    @property
+    def n_updates(self) -> int:
+        """How many updates there are at most, where no row is left out."""
+        return self.epochs * -(-self.n_rows // self.pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A step that publishes parameters of featurizers."""
+
+    name: str
+    featurizers: tuple[Featurizer, ...]
+    saves: tuple[SaveNode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A step that estimates by gradients what each write would do.
+
+    Attributes:
+        observed: the intervention over the rows.
+        metric: whose change is estimated.
+        n_steps: gradients a value: 1 where nothing is written, or as many on the way to what is.
+        verify_top: how many of the largest estimates are run exactly; None for none.
+    """
+
+    name: str
+    observed: Observe
+    metric: str
+    method: str
+    n_steps: int
+    verify_top: int | None
+    saves: tuple[SaveNode, ...]
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows there are."""
+        return self.observed.n_rows
+
+
+Step = Observe | Fit | Weights | Attribute
+
+
+def observed_by(step: Step) -> tuple[Observe, ...]:
+    """Returns what a step runs over rows, in that order."""
+    match step:
+        case Observe():
+            return (step,)
+        case Fit():
+            return (step.training, step.evaluation)
+        case Attribute():
+            return (step.observed,)
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """All steps of one experiment."""
 
-    steps: tuple[Observe, ...]
+    steps: tuple[Step, ...]
 
-    def step(self, name: str) -> Observe:
+    def step(self, name: str) -> Step:
         """Returns a step by name."""
         return next(step for step in self.steps if step.name == name)
 
@@ -310,6 +527,7 @@ class Request:
         prompts: by ref and field.
         tables: by ref.
         facts: of the checkpoint.
+        files: checksums of the featurizers' files, by path.
     """
 
     document: Any
@@ -319,6 +537,7 @@ class Request:
     prompts: Mapping[RowsKey, tuple[Prompt, ...]]
     tables: Mapping[str, Table]
     facts: ModelFacts
+    files: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         from causalab_mini.plan.explain import explain
@@ -331,7 +550,8 @@ def verify(plan: Plan) -> list[str]:
 
     Places of a forward are in forward order; an operand is read before it is written; names are there that are referred to.
     """
-    return [law for step in plan.steps for intervention in step.interventions for law in _broken(step, intervention)]
+    observed = [observe for step in plan.steps for observe in observed_by(step)]
+    return [law for observe in observed for intervention in observe.experiments for law in _broken(observe, intervention)]
 
 
 def _broken(step: Observe, intervention: Intervention) -> Iterator[str]:

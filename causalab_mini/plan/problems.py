@@ -73,7 +73,9 @@ def _problem(entry: dict[str, Any], root: type[BaseModel]) -> Problem:
         return Problem(path, FORMS[ctx["pattern"]], got, code="name")
     if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
         word = {"greater_than": "above", "greater_than_equal": "at least", "less_than": "below", "less_than_equal": "at most"}[kind]
-        return Problem(path, f"a number {word} {next(iter(ctx.values()))}", got, code="range")
+        bound = next(iter(ctx.values()))
+        plain = int(bound) if isinstance(bound, float) and bound.is_integer() else bound
+        return Problem(path, f"a number {word} {plain}", got, code="range")
     hint = (
         f"a list of one is `[{value}]`; swept, `[[0], [1]]`"
         if kind == "tuple_type" and type(value) is int and location(loc)[-1] in ("heads", "units")
@@ -103,7 +105,15 @@ def _keys_at(root: Any, loc: Sequence[str | int]) -> list[str]:
 
 def known_keys(annotations: Iterable[Any]) -> list[str]:
     """Returns the keys of the models among some annotations."""
-    return [name for annotation in _flat(annotations) if _is_model(annotation) for name in annotation.model_fields]
+    models = [annotation for annotation in _flat(annotations) if _is_model(annotation)]
+    return [field.alias or name for model in models for name, field in model.model_fields.items()]
+
+
+def of_kind(annotations: Iterable[Any], kind: Any) -> list[Any]:
+    """Returns which of some annotations' models have a kind; all annotations where none of them has it."""
+    flat = _flat(annotations)
+    models = [found for found in flat if _is_model(found) and "kind" in found.model_fields]
+    return [found for found in models if kind in get_args(found.model_fields["kind"].annotation)] or flat
 
 
 def inside(annotation: Any, part: str | int) -> list[Any]:
@@ -112,8 +122,8 @@ def inside(annotation: Any, part: str | int) -> list[Any]:
         return [member for member in _members(annotation) if part in _tags(member)] or [annotation]
     found = []
     for plain in _flat([annotation]):
-        if _is_model(plain) and part in plain.model_fields:
-            field = plain.model_fields[str(part)]
+        if _is_model(plain) and part in (fields := {field.alias or name: field for name, field in plain.model_fields.items()}):
+            field = fields[str(part)]
             found.append(Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation)
         elif get_origin(plain) is dict:
             found.append(get_args(plain)[1])

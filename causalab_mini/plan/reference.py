@@ -65,12 +65,33 @@ into a row (`a.b[1].c`). The rows of a step's roles pair by position. `example_i
 of a `scope`) is *cut* by `index`, `span`, `last` or `all`. An anchor's tokens are those that overlap its text, so a piece that is begun is had whole.
 
 **Outputs** of a step are named once in the document, and later steps' operands refer to them by that name: `{"ref": "entity_mean"}`.
+
+**Featurizers** are other coordinates for the values of one place. A write with a `featurizer` *encodes* what stands there, changes the coordinates (all
+of them, or its `features`), and *decodes* the result; an operand that is a read has to be taken in the same coordinates. What the coordinates
+do not hold (all directions outside a subspace, what a sparse autoencoder fails to reconstruct) is set aside by encoding and added again by decoding, so that
+a write of a value's own coordinates leaves it as it was. A featurizer belongs to one site; the same kind of coordinates at two layers are two
+featurizers. Its parameters are drawn (and then trained by a `fit`), read from a safetensors `file_path`, or taken `from` outputs of earlier steps. Files
+that a run writes are stamped with the model and the place that they were made at, and refused elsewhere; a file of other origin has to have
+the right shapes, and the record calls it `unstamped`.
+
+**Fits.** A `fit` moves the parameters of the featurizers in `params`, and nothing else; the model stays as it is. Each update takes `pairs` rows, sums the terms of
+the `objective` (a weight times a metric's mean over these rows, or times how open a gate is: `<gate>.mask` on average, `<gate>.units` in all) and
+takes one step of the optimizer. After every epoch it is judged on the rows of `eval`, which are other rows than those it is trained on, with gates
+fully open or shut. What it leaves is the best of these epochs (by the metric of `early_stop` where there is one, else by the objective), unless
+`keep` says `last`. Later steps use what it leaves; a featurizer that an earlier step has used can't be trained any more, and every term has to be one
+that can be differentiated. `weights` writes parameters to files, for another document's `file_path`.
+
+**Controls** are the same intervention without what should matter, beside the metrics of a step: `"controls": ["self_swap", {"kind": "random_subspace", "n": 5}]`.
+
+**Attribution.** An `attribute` step estimates, from gradients, what each write of an intervention would do alone to one metric, row by row; where a site has several
+layers, heads or tokens, each of them is a write of its own. `verify_top` runs the largest and puts the exact change beside the estimate.
 """
 
 MAX_OPTIONS = 8
 ORDER = (
-    "Header", "ModelSpec", "Role", "Site", "Intervention", "Read", "Write", "Params", "OutputRef", "ModelDef", "Position", "Anchor", "Observe",
-    "Output", "Difference", "Save", "Where",
+    "Header", "ModelSpec", "Role", "Site", "Subspace", "Pca", "Gate", "Sae", "Linear", "Standardize", "MeanAndStd", "Chain",
+    "Intervention", "Read", "Write", "Params", "OutputRef", "ModelDef", "Position", "Anchor",
+    "Observe", "Output", "Difference", "DrawnControl", "Where", "Save", "Fit", "Optimizer", "Anneal", "EarlyStop", "Evaluation", "Weights", "Attribute",
 )  # fmt: skip
 
 

@@ -13,20 +13,21 @@ from causalab_mini.data.fields import FIELD_PATTERN
 from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan.docstrings import field_docstrings, models
 from causalab_mini.plan.files import METRIC_SUFFIXES, TENSOR_SUFFIXES
-from causalab_mini.plan.spec import MECHANISM_RULES, METRIC_MODELS, NULLABLE, Spec
+from causalab_mini.plan.spec import FEATURIZER_MODELS, MECHANISM_RULES, METRIC_MODELS, NULLABLE, STEP_MODELS, Spec
+from causalab_mini.plan.spec.fits import TRAINING
 from causalab_mini.plan.spec.interventions import WITHOUT_ALIGN
+from causalab_mini.plan.spec.selected import CONTROLS, DRAWS
 from causalab_mini.plan.strict import NAME_PATTERN
 from causalab_mini.plan.sweep import FORBIDDEN
 
 NO_ALIGN = {"not": {"enum": ["last", "first", "mean"]}}
+PART = r"(?!\.\.?(?:/|$))[^\\/:*?\"<>|]+"
+"""A part of a path that every file system can have, but for what devices are called."""
+SWEPT = "x-swept"
+"""Marks, while the schema is made, what a key's sweep is a list of where that is not its own schema."""
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 CUTS = ("index", "span", "last", "all")
 TEXTS = ("variable", "text", "column")
-NOTHING: dict[str, dict[str, Any]] = {
-    "featurizers": {"type": "object", "maxProperties": 0},
-    "decode": {"const": 0},
-    "controls": {"type": "array", "maxItems": 0},
-}
 
 
 def schema() -> dict[str, Any]:
@@ -39,6 +40,7 @@ def schema() -> dict[str, Any]:
                 definition["properties"][key]["description"] = text
     made: dict[str, Any] = _tidied(plain, "")
     definitions = made["$defs"]
+    _let_kinds_be_swept(made)
     _refine(definitions)
     _refine_rest(made, definitions)
     for definition in [made, *definitions.values()]:
@@ -47,10 +49,20 @@ def schema() -> dict[str, Any]:
                 continue
             if definition.get("title") not in ("ModelSpec", "Header"):
                 definition["properties"][name] = _sweepable(value, name)
-    made["properties"]["featurizers"] = {**NOTHING["featurizers"], "description": "Not there yet."}
     made["properties"]["$schema"] = {"type": "string", "description": "Where this schema is, for editors; ignored."}
     made["required"] = ["model", "roles", "steps"]
     return {"$schema": DIALECT, **made, "title": "causalab-mini document"}
+
+
+def _let_kinds_be_swept(made: dict[str, Any]) -> None:
+    """Has an object's `kind` be a sweep of the kinds of its union: each is then one that the object has to be valid for."""
+    for kinds in (FEATURIZER_MODELS, METRIC_MODELS, STEP_MODELS):
+        swept = {"type": "array", "items": {"enum": list(kinds)}, "minItems": 1}
+        for kind, model in kinds.items():
+            made["$defs"][model.__name__]["properties"]["kind"] = {"const": kind, SWEPT: swept}
+    named = (made["properties"]["featurizers"], made["properties"]["steps"], made["$defs"]["Intervention"]["properties"]["metrics"])
+    for section in named:
+        section["additionalProperties"]["anyOf"] = section["additionalProperties"].pop("oneOf")
 
 
 def _tidied(value: Any, key: str) -> Any:
@@ -104,29 +116,77 @@ def _refine(definitions: dict[str, Any]) -> None:
     available = list(COMPONENTS.values())
     site["properties"]["component"] = {"enum": [component.name for component in available], "description": _components(available)}
     per_layer = [component.name for component in available if component.per_layer]
-    site["if"] = {"properties": {"component": {"enum": per_layer}}}
-    site["then"], site["else"] = {"required": ["layers"]}, {"properties": {"layers": False}}
+    site["if"], site["then"] = {"properties": {"component": {"enum": per_layer}}}, {"required": ["layers"]}
     site["not"] = {"required": ["heads", "units"]}
     write = definitions["Write"]
     known = list(MECHANISM_RULES)
     write["properties"]["mechanism"] = {"enum": known, "description": write["properties"]["mechanism"]["description"]}
     is_number = {"properties": {"operand": {"type": "number"}}, "required": ["operand"]}
     write["allOf"] = [*(_mechanism(name) for name in known), {"if": is_number, "then": {"properties": {"align": NO_ALIGN}}}]
-    for definition in definitions.values():
-        for name in ("featurizer", "features", "controls", "decode"):
-            if name in definition.get("properties", {}):
-                definition["properties"][name] = {**NOTHING.get(name, {"not": {}}), "description": "Not there yet."}
+    write["properties"]["features"]["uniqueItems"] = True
+    definitions["Intervention"]["properties"]["decode"] = {"const": 0, "description": "Not there yet."}
     where = definitions["Where"]
     where["anyOf"] = [{"required": ["min"]}, {"required": ["max"]}]
     output = definitions["Output"]
     output["allOf"] = [
-        {
-            "if": {"properties": {"reduce": {"const": kind}}, "required": ["reduce"]},
-            "then": {"required": [key]},
-            "else": {"properties": {key: False}},
-        }
+        rule
         for kind, key in (("pca", "k"), ("mean_by", "by"))
+        for rule in (
+            {"if": _is("reduce", kind), "then": {"required": [key]}},
+            _only_with(key, "reduce", [kind], ("none", "mean", "std", "pca", "mean_by")),
+        )
     ]
+    _refine_featurizers(definitions)
+    _refine_fits(definitions)
+
+
+def _refine_featurizers(definitions: dict[str, Any]) -> None:
+    """Encodes where parameters come from: once, and only what fits their source."""
+    definitions["Subspace"]["allOf"] = [
+        {"not": {"required": ["file_path", "seed"]}},
+        {"not": _is("init", "pca", "file_path")},
+        {"not": _is("init", "pca", "seed")},
+    ]
+    definitions["Gate"]["not"] = {"required": ["file_path", "seed"]}
+    for name in ("Pca", "Standardize"):
+        definitions[name]["oneOf"] = [{"required": ["file_path"]}, {"required": ["from"]}]
+    definitions["Sae"]["allOf"] = [_only_with("topk", "activation", ["topk"], ("relu", "jumprelu", "topk"))]
+    definitions["Chain"]["properties"]["of"]["uniqueItems"] = True
+    for model in FEATURIZER_MODELS.values():
+        if "file_path" in definitions[model.__name__]["properties"]:
+            definitions[model.__name__]["properties"]["file_path"]["pattern"] = rf"^{PART}(?:/{PART})*$"
+
+
+def _refine_fits(definitions: dict[str, Any]) -> None:
+    """Encodes what a fit, its optimizer, an attribution and controls need beyond the types of their keys."""
+    definitions["Fit"]["properties"]["params"]["uniqueItems"] = True
+    definitions["Weights"]["properties"]["names"]["uniqueItems"] = True
+    optimizers = tuple(definitions["Optimizer"]["properties"]["name"]["enum"])
+    definitions["Optimizer"]["allOf"] = [
+        _only_with("betas", "name", ["adam", "adamw"], optimizers),
+        _only_with("momentum", "name", ["sgd", "rmsprop"], optimizers),
+    ]
+    definitions["Attribute"]["allOf"] = [_only_with("ig_steps", "method", ["ig"], ("atp", "ig"))]
+    curves = {"value": {"anyOf": [{"enum": list(TRAINING)}, {"type": "object"}]}}
+    for name, suffixes, more in (
+        ("Weights", TENSOR_SUFFIXES, {}),
+        ("Fit", METRIC_SUFFIXES, curves),
+        ("Evaluation", METRIC_SUFFIXES, {}),
+        ("Attribute", METRIC_SUFFIXES, {}),
+    ):
+        ending = rf"\.(?:{'|'.join(suffix[1:] for suffix in suffixes)})$"
+        definitions[name]["properties"]["saves"]["items"]["properties"] = {"file_path": {"pattern": ending}, **more}
+    definitions["DrawnControl"]["allOf"] = [_only_with(key, "kind", list(DRAWS), CONTROLS) for key in ("n", "seed")]
+
+
+def _is(key: str, word: str, *beside: str) -> dict[str, Any]:
+    """Returns a schema of objects in which a key has a value, and other keys are there."""
+    return {"properties": {key: {"const": word}}, "required": [key, *beside]}
+
+
+def _only_with(key: str, other: str, words: list[str], known: tuple[str, ...]) -> dict[str, Any]:
+    """Returns a schema that refuses a key unless another one has one of some words, or is swept."""
+    return {"if": {"properties": {other: {"enum": [word for word in known if word not in words]}}}, "then": {"properties": {key: False}}}
 
 
 def _refine_rest(made: dict[str, Any], definitions: dict[str, Any]) -> None:
@@ -149,10 +209,12 @@ def _refine_rest(made: dict[str, Any], definitions: dict[str, Any]) -> None:
             if option.get("type") == "array":
                 option |= {"minItems": 1, "uniqueItems": True}
     with_heads = [name for name, component in COMPONENTS.items() if component.heads]
-    with_keys = [name for name, component in COMPONENTS.items() if component.has_keys]
+    without_keys = [name for name, component in COMPONENTS.items() if not component.has_keys]
+    per_layer, known = [name for name, component in COMPONENTS.items() if component.per_layer], tuple(COMPONENTS)
     definitions["Site"]["allOf"] = [
-        {"if": {"required": ["heads"]}, "then": {"properties": {"component": {"enum": with_heads}}}},
-        {"if": {"required": ["units"]}, "then": {"properties": {"component": {"not": {"enum": with_keys}}}}},
+        _only_with("layers", "component", per_layer, known),
+        _only_with("heads", "component", with_heads, known),
+        _only_with("units", "component", without_keys, known),
     ]
     read = definitions["Read"]
     read["if"] = {"properties": {"model": {"const": "original"}}}
@@ -166,8 +228,7 @@ def _refine_rest(made: dict[str, Any], definitions: dict[str, Any]) -> None:
     definitions["Anchor"]["if"] = {"required": ["occurrence"], "properties": {"occurrence": {"not": {"const": "only"}}}}
     definitions["Anchor"]["then"] = {"anyOf": [{"required": [key]} for key in TEXTS]}
     suffixes = "|".join(suffix[1:] for suffix in (*METRIC_SUFFIXES, *TENSOR_SUFFIXES))
-    plain = r"[^\\\\/:*?\"<>|]"
-    definitions["Save"]["properties"]["file_path"]["pattern"] = rf"^(?!\.\.?/){plain}+(?:/(?!\.\.?/){plain}+)*\.(?:{suffixes})$"
+    definitions["Save"]["properties"]["file_path"]["pattern"] = rf"^{PART}(?:/{PART})*\.(?:{suffixes})$"
 
 
 def _mechanism(name: str) -> dict[str, Any]:
@@ -209,7 +270,8 @@ def _sweepable(value: Any, name: str) -> dict[str, Any]:
     if isinstance(value, dict):
         value = _with_sweeps_inside(value, name)
     description = {"description": value["description"]} if isinstance(value, dict) and "description" in value else {}
-    swept: list[dict[str, Any]] = [{"type": "array", "items": value, "minItems": 1}]
+    given = value.pop(SWEPT, None) if isinstance(value, dict) else None
+    swept: list[dict[str, Any]] = [given or {"type": "array", "items": value, "minItems": 1}]
     integer = {"type": "integer"}
     bounds = {"type": "array", "prefixItems": [integer, integer, {**integer, "not": {"const": 0}}], "minItems": 2, "maxItems": 3}
     swept.append({"type": "object", "properties": {"range": bounds}, "required": ["range"], "additionalProperties": False})

@@ -11,6 +11,8 @@ from pydantic_core import PydanticCustomError
 
 from causalab_mini.errors import did_you_mean, listed, quoted
 
+MAX_SEED = 2**62
+"""The largest seed: what every generator takes."""
 NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_-]*$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=100)]
 
@@ -49,6 +51,7 @@ class FrozenDict(dict[str, Any]):
 
 
 __all__ = [
+    "MAX_SEED",
     "NAME_PATTERN",
     "FrozenDict",
     "Name",
@@ -141,8 +144,16 @@ def tag_by(expected: str, tags: Mapping[type, str]) -> Discriminator:
     return Discriminator(tag, custom_error_type="type", custom_error_message=expected)
 
 
-def tag_by_kind(kinds: Iterable[str], later: tuple[str, ...]) -> tuple[Discriminator, BeforeValidator]:
-    """Returns what picks a union's member by its `kind`, and what refuses an unknown one, or one that is not there yet."""
+def tag_by_kind(
+    kinds: Iterable[str], later: tuple[str, ...], hints: Mapping[str, str] = FrozenDict()
+) -> tuple[Discriminator, BeforeValidator]:
+    """Returns what picks a union's member by its `kind`, and what refuses an unknown one, or one that is not there yet.
+
+    Args:
+        kinds: that are known.
+        later: those that are not there yet.
+        hints: of words that some may take for a kind.
+    """
     known = tuple(kinds)
 
     def judge(value: Any) -> Any:
@@ -154,7 +165,7 @@ def tag_by_kind(kinds: Iterable[str], later: tuple[str, ...]) -> tuple[Discrimin
         if kind in later:
             raise not_yet(f"the kind `{kind}`", "kind")
         if kind not in known:
-            hint = did_you_mean(kind, known) if isinstance(kind, str) else ""
+            hint = hints.get(kind) or did_you_mean(kind, known) if isinstance(kind, str) else ""
             raise invalid(listed(known), shown(kind) if "kind" in value else "none", hint, "kind", "kind")
         return value
 

@@ -8,9 +8,11 @@ from typing import get_args
 from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan.docstrings import field_docstrings
 from causalab_mini.plan.position import Anchor, Position
-from causalab_mini.plan.spec import MECHANISM_RULES, METRIC_MODELS, STEP_MODELS, TokenForm
+from causalab_mini.plan.spec import FEATURIZER_MODELS, MECHANISM_RULES, METRIC_MODELS, STEP_MODELS, TokenForm
 from causalab_mini.plan.spec.metrics import NOT_YET_METRICS
-from causalab_mini.plan.spec.steps import NOT_YET_STEPS, Reduce
+from causalab_mini.plan.spec.saves import Reduce
+from causalab_mini.plan.spec.selected import CONTROLS
+from causalab_mini.plan.spec.steps import NOT_YET_STEPS
 from causalab_mini.plan.strict import Strict
 
 NOT_YET = "(not there yet)"
@@ -30,6 +32,12 @@ REASONS = {
     "zero_denominator": "`recovered` where clean and corrupt are equal",
     "not_finite": "the number is NaN or infinite",
 }
+CONTROL_MEANINGS = {
+    "self_swap": "every swap puts back the base's own value: the metric must be that of no intervention",
+    "shuffled_source": "operands are those of other rows, by a derangement; `n` draws (1) from `seed`",
+    "random_subspace": "subspaces of the same rank that are drawn and not trained; `n` draws (3) from `seed`",
+    "full_component": "the whole value is written: no featurizer, all features",
+}
 TOKEN_FORMS = {
     "space_prefixed": "one space, then the stripped text",
     "bare": "the stripped text",
@@ -41,6 +49,7 @@ TOKEN_FORMS = {
 def vocabulary() -> Mapping[str, Mapping[str, str]]:
     """Returns what a document may say: by section, each word with its meaning."""
     assert set(REDUCTIONS) == set(get_args(Reduce))
+    assert set(CONTROL_MEANINGS) == set(CONTROLS)
     assert set(TOKEN_FORMS) == set(get_args(TokenForm))
     return {
         "components": {
@@ -56,6 +65,8 @@ def vocabulary() -> Mapping[str, Mapping[str, str]]:
             + (f"; params {', '.join(rule.params)}" if rule.params else "")
             for name, rule in MECHANISM_RULES.items()
         },
+        "featurizers": {name: _first_line(model) for name, model in FEATURIZER_MODELS.items()},
+        "controls": CONTROL_MEANINGS,
         "metrics": {
             **{name: f"{_first_line(model)} [{model.unit}]" for name, model in METRIC_MODELS.items()},
             **dict.fromkeys(NOT_YET_METRICS, NOT_YET),
@@ -69,7 +80,7 @@ def vocabulary() -> Mapping[str, Mapping[str, str]]:
 
 def _fields(model: type[Strict]) -> dict[str, str]:
     docstrings = field_docstrings(model)
-    return {name: docstrings[name].replace("\n", " ") for name in model.model_fields}
+    return {name: docstring.replace("\n", " ") for name, docstring in docstrings.items()}
 
 
 def _first_line(model: type[Strict]) -> str:

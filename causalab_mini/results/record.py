@@ -6,17 +6,19 @@ import hashlib
 import platform
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from causalab_mini import __version__
 from causalab_mini.evidence.memory import peak_memory_bytes
-from causalab_mini.plan.plan import Request
+from causalab_mini.plan.plan import Fit, Request, observed_by
 
 PACKAGES = ("causalab-mini", "torch", "transformers", "nnterp", "nnsight", "pydantic", "safetensors", "tokenizers")
 
 
+@cache
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages that numbers depend on."""
     found = {"python": platform.python_version()}
@@ -28,6 +30,7 @@ def versions() -> dict[str, str]:
     return found
 
 
+@cache
 def package_sha256() -> str:
     """Returns a checksum over the package's own code, so that a change between two releases is seen."""
     root, digest = Path(__file__).resolve().parent.parent, hashlib.sha256()
@@ -37,10 +40,16 @@ def package_sha256() -> str:
 
 
 def seeds(request: Request) -> list[int]:
-    """Returns every seed that a request's writes draw from."""
-    steps = [step for point in request.points for step in point.plan.steps]
-    writes = [write for step in steps for item in step.interventions for forward in item.forwards for write in forward.writes]
-    return sorted({write.params.seed for write in writes if write.params.seed is not None})
+    """Returns every seed that a request draws from: of writes, of fits, of featurizers that are drawn."""
+    plans = [point.plan for point in request.points]
+    steps = [step for plan in plans for step in plan.steps]
+    found = {step.seed for step in steps if isinstance(step, Fit)}
+    for observed in (observed for step in steps for observed in observed_by(step)):
+        writes = [write for item in observed.experiments for forward in item.forwards for write in forward.writes]
+        found |= {write.params.seed for write in writes if write.params.seed is not None}
+        featurizers = [part for write in writes if write.featurizer is not None for part in write.featurizer.all]
+        found |= {part.seed for part in featurizers if part.kind in ("subspace", "gate") and part.file is None}
+    return sorted(found)
 
 
 def make_record(
@@ -51,6 +60,7 @@ def make_record(
     steps: Sequence[Mapping[str, Any]],
     options: Mapping[str, Any],
     error: Mapping[str, Any] | None = None,
+    fits: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Returns the record as JSON data.
 
@@ -62,6 +72,7 @@ def make_record(
         steps: time, checks and batch size of every step of every point.
         options: of the run.
         error: what it failed with.
+        fits: those that are not finished, with where their best is.
     """
     now = datetime.now(UTC)
     return {
@@ -73,11 +84,13 @@ def make_record(
         "package_sha256": package_sha256(),
         "seeds": seeds(request),
         "data": {ref: {"sha256": table.sha256, "n_rows": len(table.rows)} for ref, table in request.tables.items()},
+        **({"files": {path: {"sha256": checksum} for path, checksum in request.files.items()}} if request.files else {}),
         "options": dict(options),
         "n_points": len(request.points),
         "started": started.isoformat(timespec="seconds"),
         "seconds": round((now - started).total_seconds(), 3),
         "peak_memory_bytes": peak_memory_bytes(),
         "steps": list(steps),
+        **({"fits": [dict(fit) for fit in fits]} if fits else {}),
         "error": None if error is None else dict(error),
     }

@@ -11,6 +11,8 @@ from typing import Any
 from causalab_mini.errors import Problem, RunError, UsageError, quoted
 
 RECORD, DOCUMENT, SUMMARY, POINTS = "run.json", "document.json", "summary.json", "points.json"
+CHECKPOINTS = "checkpoints"
+"""The folder of what fits have been at their best."""
 
 
 class RunFolder:
@@ -54,12 +56,17 @@ class RunFolder:
             raise RunError(Problem("--out", "a folder that can be made", f"{quoted(path)} ({error.strerror})", code="out")) from None
         return cls(path)
 
-    def write_json(self, name: str, data: Any, indent: int = 1) -> Path:
+    def write_json(self, name: str, data: Any, indent: int = 1, is_result: bool = True) -> Path:
         """Writes JSON data; refuses what JSON does not have (NaN, infinities)."""
-        return self.write(name, (json.dumps(data, indent=indent, ensure_ascii=False, allow_nan=False) + "\n").encode())
+        return self.write(name, (json.dumps(data, indent=indent, ensure_ascii=False, allow_nan=False) + "\n").encode(), is_result)
 
-    def write(self, name: str, data: bytes) -> Path:
+    def write(self, name: str, data: bytes, is_result: bool = True) -> Path:
         """Writes a file below the folder: to a temporary name, flushed to disk, renamed.
+
+        Args:
+            name: below the folder.
+            data: what it will hold.
+            is_result: whether it is listed among the files that were written.
 
         Raises:
             RunError: it can't be written; what was there before is untouched.
@@ -70,7 +77,7 @@ class RunFolder:
             write_atomically(path, data)
         except OSError as error:
             raise RunError(Problem(str(path), "a file that can be written", (error.strerror or str(error)).lower(), code="write")) from None
-        if path not in self.written:
+        if is_result and path not in self.written:
             self.written.append(path)
         return path
 

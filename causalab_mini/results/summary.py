@@ -1,16 +1,23 @@
-"""The summary of a run: every metric of every point with its count, mean and interval."""
+"""The summary of a run: every metric of every point with its count, mean, interval and controls; and which point is best, on which rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from causalab_mini.evidence.intervals import LEVEL, interval
+from causalab_mini.evidence.intervals import LEVEL, interval, of_fraction
+from causalab_mini.plan import plan as nodes
 
 BINARY_KINDS = ("match", "class_match", "generated_match")
+MORE_IS_BETTER = ("fraction", "probability", "logit")
+"""Units of metrics of which the point with most is the best; others have no best point."""
+
+Rows = Sequence[Mapping[str, Any]]
 
 
-def summarise(point: str, values: Mapping[str, Any], step: str, metric: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def summarise(
+    point: str, values: Mapping[str, Any], step: str, metric: str, rows: Rows, controls: Iterable[Mapping[str, Any]] = ()
+) -> Iterator[dict[str, Any]]:
     """Yields one entry a metric, or one a layer for stacked reads.
 
     Args:
@@ -19,14 +26,11 @@ def summarise(point: str, values: Mapping[str, Any], step: str, metric: str, row
         step: name of the step.
         metric: name, with its intervention in a step of several.
         rows: the metric's table.
+        controls: of the step, each with its `kind`, `metric` and `tables`.
     """
-    by_layer: dict[int | None, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        by_layer.setdefault(row.get("layer"), []).append(row)
-    for layer, lines in by_layer.items():
-        kind = str(lines[0]["estimand_version"]).partition("/")[0]
-        numbers = [float(line["value"]) for line in lines if isinstance(line["value"], int | float)]
-        found = interval(numbers, lines[0]["unit"], kind in BINARY_KINDS)
+    of_metric = [control for control in controls if control["metric"] == metric]
+    for layer, lines in _by_layer(rows).items():
+        kind, numbers = str(lines[0]["estimand_version"]).partition("/")[0], _numbers(lines)
         entry: dict[str, Any] = {
             "point": point,
             "axes": dict(values),
@@ -36,7 +40,159 @@ def summarise(point: str, values: Mapping[str, Any], step: str, metric: str, row
             "unit": lines[0]["unit"],
             "n": len(lines),
             "eligible": sum(bool(line["eligible"]) for line in lines),
-            "mean": sum(numbers) / len(numbers) if numbers else None,
-            "interval": None if found is None else {"low": found.low, "high": found.high, "level": LEVEL, "method": found.method},
+            **spread(list(numbers.values()), lines[0]["unit"], kind in BINARY_KINDS),
         }
-        yield entry if layer is None else entry | {"layer": layer}
+        if layer is not None:
+            entry["layer"] = layer
+        if of_metric:
+            entry["controls"] = {
+                control["kind"]: _control([_by_layer(table)[layer] for table in control["tables"]]) for control in of_metric
+            }
+        yield entry
+
+
+def seen_rows(step: nodes.Observe, request: nodes.Request, plan: nodes.Plan) -> dict[str, dict[str, int]]:
+    """Returns, for a step in coordinates that fits have trained, how many of its rows those were trained on, and chosen by."""
+    places = [place for item in step.interventions for forward in item.forwards for place in forward.places]
+    trained = {part.trained_by for place in places if place.featurizer is not None for part in place.featurizer.all} - {None}
+    own, found = _contents(step, request), dict[str, dict[str, int]]()
+    for fit in (fit for fit in plan.steps if isinstance(fit, nodes.Fit) and fit.name in trained):
+        counts = {"trained_on": len(own & _contents(fit.training, request)), "chosen_by": len(own & _contents(fit.evaluation, request))}
+        if any(counts.values()):
+            found[fit.name] = {key: n for key, n in counts.items() if n}
+    return found
+
+
+def spread(numbers: Sequence[float], unit: str, is_binary: bool) -> dict[str, Any]:
+    """Returns a mean with its interval, None where there is none."""
+    mean = sum(numbers) / len(numbers) if numbers else None
+    is_averaged = is_binary and any(number not in (0.0, 1.0) for number in numbers)
+    found = of_fraction(mean, len(numbers)) if mean is not None and is_averaged else interval(numbers, unit, is_binary)
+    return {
+        "mean": mean,
+        "interval": None if found is None else {"low": found.low, "high": found.high, "level": LEVEL, "method": found.method},
+    }
+
+
+def _control(draws: Sequence[Rows]) -> dict[str, Any]:
+    """Returns the entry of a control: the mean over rows of each row's mean over draws, and the mean of each draw."""
+    by_draw = [_numbers(lines) for lines in draws]
+    labels = [label for label in by_draw[0] if all(label in numbers for numbers in by_draw)]
+    means = [sum(numbers[label] for numbers in by_draw) / len(by_draw) for label in labels]
+    kind, unit = str(draws[0][0]["estimand_version"]).partition("/")[0], draws[0][0]["unit"]
+    entry = {"eligible": len(labels), **spread(means, unit, kind in BINARY_KINDS)}
+    if len(draws) > 1:
+        entry["draws"] = [sum(numbers.values()) / len(numbers) if numbers else None for numbers in by_draw]
+    return entry
+
+
+def _by_layer(rows: Rows) -> dict[int | None, list[Mapping[str, Any]]]:
+    found: dict[int | None, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row.get("layer"), []).append(row)
+    return found
+
+
+def _numbers(lines: Rows) -> dict[str, float]:
+    return {line["example_id"]: float(line["value"]) for line in lines if isinstance(line["value"], int | float)}
+
+
+def summarise_attribution(
+    point: str, values: Mapping[str, Any], step: str, rows: Rows, agreement: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Returns the entry of an attribution: each component with its mean estimate, those with the largest first."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["write"], row.get("layer"), row.get("head"), row["token"]), []).append(row)
+    components = []
+    for lines in groups.values():
+        numbers = [line["value"] for line in lines if line["value"] is not None]
+        exact = [line["exact"] for line in lines if line["exact"] is not None]
+        place = {key: lines[0][key] for key in ("write", "layer", "head", "token") if key in lines[0]}
+        entry = {**place, "n": len(lines), "eligible": len(numbers), **spread(numbers, lines[0]["unit"], False)}
+        components.append(entry | ({"exact": sum(exact) / len(exact)} if exact else {}))
+    components.sort(key=lambda entry: -abs(entry["mean"] or 0.0))
+    return {
+        "point": point,
+        "axes": dict(values),
+        "step": step,
+        "metric": rows[0]["metric"],
+        "method": str(rows[0]["estimand_version"]).partition("/")[0],
+        "unit": rows[0]["unit"],
+        "components": components,
+        "agreement": None if agreement is None else dict(agreement),
+    }
+
+
+def summarise_fit(point: str, values: Mapping[str, Any], step: str, results: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the entry of a fit: which epoch is kept, and what was found there on the rows that it is judged on, gates counted."""
+    fit = results["fit"]
+    kept: Mapping[str, Any] = next((line for line in results["train/eval"] if line["epoch"] == fit["kept_epoch"]), {})
+    gates = {name: tensors["theta"] for name, tensors in results["weights"].items() if "theta" in tensors}
+    return {
+        "point": point,
+        "axes": dict(values),
+        "step": step,
+        **{key: fit[key] for key in ("epochs", "updates", "kept_epoch", "stopped_early")},
+        "at_kept_epoch": {key: value for key, value in kept.items() if key not in ("epoch", "update", "is_best")},
+        **({"gates": {name: _gate(theta) for name, theta in gates.items()}} if gates else {}),
+    }
+
+
+def _gate(theta: Any) -> dict[str, Any]:
+    units = [unit for unit, value in enumerate(theta.tolist()) if value > 0]
+    return {"on": len(units), "of": len(theta), "units": units}
+
+
+def best_points(entries: Sequence[Mapping[str, Any]], request: nodes.Request) -> list[dict[str, Any]]:
+    """Returns, for every metric of a sweep of which more is better, the point with most, and what it is on rows that had no say in that.
+
+    The best of several points looks better on the rows that it is picked by than it is. Where another step of the same point has the same
+    metric on other rows, that is given beside it.
+    """
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for entry in entries:
+        if entry["unit"] in MORE_IS_BETTER and entry["mean"] is not None:
+            groups.setdefault((entry["step"], entry["metric"]), []).append(entry)
+    plans = {point.label: point.plan for point in request.points}
+    found = []
+    for (step, metric), group in groups.items():
+        if len({entry["mean"] for entry in group}) < 2:
+            continue  # nothing was picked
+        best = max(group, key=lambda entry: entry["mean"])
+        own = _contents(plans[best["point"]].step(step), request)
+        others = [
+            entry
+            for entry in entries
+            if entry["point"] == best["point"]
+            and entry["step"] != step
+            and entry["metric"] == metric
+            and entry.get("layer") == best.get("layer")
+            and "epoch_is_picked_on_these_rows" not in entry
+            and not own & _contents(plans[entry["point"]].step(entry["step"]), request)
+        ]
+        keys = ("step", "mean", "interval", "eligible")
+        found.append(
+            {
+                "step": step,
+                "metric": metric,
+                "point": best["point"],
+                **({"layer": best["layer"]} if "layer" in best else {}),
+                "mean": best["mean"],
+                "interval": best["interval"],
+                "unit": best["unit"],
+                "of": len(group),
+                "is_picked_on_the_rows_that_it_is_of": True,
+                "held_out": [{key: entry[key] for key in keys} for entry in others],
+            }
+        )
+    return found
+
+
+def _contents(step: nodes.Step, request: nodes.Request) -> set[tuple[tuple[int, ...], ...]]:
+    """Returns what the rows of a step say to the model, of those that its metrics are of."""
+    observed = nodes.observed_by(step)
+    if not observed:
+        return set()
+    prompts = [request.prompts[rows] for _, rows in sorted(observed[-1].rows.items())]
+    return {tuple(prompt.ids for prompt in row) for row in zip(*prompts, strict=True)}

@@ -24,7 +24,7 @@ def _json(rows: Rows) -> bytes:
 
 def _csv(rows: Rows) -> bytes:
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(text, fieldnames=list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
     writer.writeheader()
     for row in rows:
         writer.writerow({key: json.dumps(cell, ensure_ascii=False) if isinstance(cell, list | bool) else cell for key, cell in row.items()})

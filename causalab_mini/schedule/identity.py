@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from causalab_mini.plan import plan as nodes
@@ -33,12 +33,14 @@ class Identity:
         scope: empty, or the step whose rows are known only when it runs.
         values: what each of its reads is, by read name.
         operands: what each of its writes' operands is, by write name, for those that are reads of other passes or outputs.
+        featurizers: of its writes, by write name, named by what they are.
     """
 
     key: str
     scope: str
     values: Mapping[str, str]
     operands: Mapping[str, str]
+    featurizers: Mapping[str, nodes.Featurizer]
 
 
 @dataclass(slots=True)
@@ -50,12 +52,35 @@ class Identities:
         outputs: by name.
         reads: by step, intervention and name.
         wanted: reads that a metric or an output is made of, with the features that are looked at; None for all.
+        learned: by step, what its fit makes.
+        point: label of the point.
+        training: the fit whose own passes these are; what it trains is not learned yet.
     """
 
+    point: str
+    training: str | None = None
+    learned: dict[str, dict[str, str]] = field(default_factory=dict)
     passes: dict[Use, Identity] = field(default_factory=dict)
     outputs: dict[str, str] = field(default_factory=dict)
     reads: dict[tuple[str, str, str], str] = field(default_factory=dict)
     wanted: dict[str, frozenset[int] | None] = field(default_factory=dict)
+
+    def output(self, name: str) -> str:
+        """Returns what an output is; one of a step that is not looked at is what it is called."""
+        return self.outputs.get(name, f"{self.point}/{name}")
+
+    def featurizer(self, featurizer: nodes.Featurizer) -> nodes.Featurizer:
+        """Returns a featurizer that is named by what it is, made of outputs that are."""
+        parts = tuple(self.featurizer(part) for part in featurizer.parts)
+        sources = tuple((parameter, self.output(output)) for parameter, output in featurizer.sources)
+        named = replace(featurizer, name="", parts=parts, sources=sources, learned=None)
+        if featurizer.trained_by is None:
+            return replace(named, name=hashed("featurizer", named))
+        key = learned_key(self.point, featurizer.trained_by, featurizer.name)
+        if featurizer.trained_by != self.training:
+            self.learned.setdefault(featurizer.trained_by, {})[featurizer.name] = key
+            named = replace(named, learned=key)
+        return replace(named, name=key)
 
     def want(self, read: str, features: frozenset[int] | None) -> None:
         """Notes that features of a read are looked at."""
@@ -63,13 +88,18 @@ class Identities:
         self.wanted[read] = None if before is None or features is None else before | features
 
 
-def identities(schedule: Schedule) -> Identities:
-    """Returns what every pass, read and output of a point is."""
-    known = Identities()
+def identities(schedule: Schedule, training: str | None = None) -> Identities:
+    """Returns what every pass, read and output of a point is.
+
+    Args:
+        schedule: of the point.
+        training: the fit whose own passes it has.
+    """
+    known = Identities(schedule.point.label, training)
     for step_schedule in schedule.steps:
         step = step_schedule.step
         scope = "" if step.where is None else f"{schedule.point.label}/{step.name}"
-        for intervention in step.interventions:
+        for intervention in step.experiments:
             for index, one in enumerate(step_schedule.passes[intervention.name]):
                 identity = _identity(one, scope, known, step, intervention)
                 known.passes[Use(schedule.point.label, step.name, intervention.name, index)] = identity
@@ -98,9 +128,12 @@ def _features(metric: nodes.Metric) -> frozenset[int] | None:
 def _identity(one: Pass, scope: str, known: Identities, step: nodes.Observe, intervention: nodes.Intervention) -> Identity:
     own = {read.name for read in one.forward.reads}
     operands: dict[str, str] = {}
+    featurizers: dict[str, nodes.Featurizer] = {}
     writes = []
     for write in one.forward.writes:
         operand: Any = repr(write.operand)
+        if write.featurizer is not None:
+            featurizers[write.name] = known.featurizer(write.featurizer)
         if isinstance(write.operand, nodes.FromRead):
             read = write.operand.read
             if read in own:
@@ -109,12 +142,13 @@ def _identity(one: Pass, scope: str, known: Identities, step: nodes.Observe, int
                 operands[write.name] = known.reads[step.name, intervention.name, read]
                 operand = (operands[write.name], write.operand.derangement)
         elif isinstance(write.operand, nodes.FromOutput):
-            operands[write.name] = known.outputs[write.operand.output]
+            operands[write.name] = known.output(write.operand.output)
             operand = (operands[write.name], write.operand.groups)
-        writes.append((write.name, _place(one, write), write.mechanism, write.params, write.align, write.order, operand))
+        coordinates = (featurizers.get(write.name), write.features, write.part, write.is_control)
+        writes.append((write.name, _place(one, write), write.mechanism, write.params, write.align, write.order, operand, coordinates))
     key = hashed("pass", scope, one.forward.rows, one.forward.appended, sorted(one.missing.items()) if writes else (), writes)
     values = {read.name: hashed("read", key, _place(one, read), read.view) for read in one.forward.reads}
-    return Identity(key, scope, values, operands)
+    return Identity(key, scope, values, operands, featurizers)
 
 
 def _place(one: Pass, place: nodes.Read | nodes.Write) -> Any:
@@ -124,10 +158,16 @@ def _place(one: Pass, place: nodes.Read | nodes.Write) -> Any:
 
 def _output(output: nodes.Output | nodes.Difference, known: Identities, step: nodes.Observe) -> str:
     if isinstance(output, nodes.Difference):
-        return hashed("difference", known.outputs[output.minuend], known.outputs[output.subtrahend], output.is_unit)
+        return hashed("difference", known.output(output.minuend), known.output(output.subtrahend), output.is_unit)
     read = known.reads[step.name, output.intervention, output.read]
-    pos = step.intervention(output.intervention).read(output.read).pos
-    return hashed("output", read, output.reduce, output.k, output.groups, pos)
+    node = step.intervention(output.intervention).read(output.read)
+    featurizer = None if node.featurizer is None else known.featurizer(node.featurizer)
+    return hashed("output", read, output.reduce, output.k, output.groups, node.pos, featurizer)
+
+
+def learned_key(point: str, step: str, featurizer: str) -> str:
+    """Returns what stands for what a fit of a point makes of a featurizer, or is making."""
+    return hashed("learned", point, step, featurizer)
 
 
 def hashed(*parts: Any) -> str:

@@ -68,7 +68,8 @@ def _broken(part: Part, one: PhysicalPass, earlier: Mapping[str, PhysicalPass], 
 def too_early(physical: Physical) -> set[str]:
     """Returns the passes that would be needed, as the plan asks for its own in turn, before an output that they take is made."""
     by_read, homes = givers(physical.passes), {part.name: name for name, one in physical.passes.items() for part in one.parts}
-    made: set[str] = set()
+    steps = {(use.point, use.step) for use in physical.uses}
+    made = {key for step, keys in physical.learned.items() if step not in steps for key in keys.values()}  # by what ran before
     left = [(key, output) for key, output in physical.made.items()]
     broken: set[str] = set()
     has_run: set[str] = set()
@@ -86,6 +87,7 @@ def too_early(physical: Physical) -> set[str]:
     for use, (part, values) in physical.uses.items():
         if step is not None and step != (use.point, use.step):
             made |= {output for (point, name, _), output in left if (point, name) == step}
+        made |= set(physical.learned.get((use.point, use.step), {}).values())
         step = (use.point, use.step)
         for name in dict.fromkeys(
             [*([homes[part]] if part in homes else []), *(n for key in values.values() for n in by_read.get(key, ()))]

@@ -5,8 +5,9 @@ A write with nowhere to go is refused here, before any weight is loaded; a read 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from causalab_mini.data.prompts import Prompt
 from causalab_mini.errors import PlanError, Problem, quoted
@@ -40,12 +41,31 @@ class Pass:
         windows: by read and write name.
         keys: by name, for the places that have keys.
         missing: rows on which an operand has no value, with the reason; they are not written.
+        whole: by write name, the windows of writes of which only a part is made.
     """
 
     forward: nodes.Forward
     windows: Mapping[str, Windows]
     keys: Mapping[str, Keys]
     missing: Mapping[int, Reason]
+    whole: Mapping[str, Windows] = field(default_factory=dict)
+
+    def only(self, places: Iterable[nodes.Write | nodes.Read], windows: Mapping[str, Windows] | None = None) -> Pass:
+        """Returns the pass with some places alone, in forward order.
+
+        Args:
+            places: that are left.
+            windows: of places that have others now.
+        """
+        ordered = tuple(sorted(places, key=lambda place: (place.site.rank, isinstance(place, nodes.Read))))
+        names = {place.name for place in ordered}
+        return Pass(
+            replace(self.forward, places=ordered),
+            {name: found for name, found in {**self.windows, **(windows or {})}.items() if name in names},
+            {name: found for name, found in self.keys.items() if name in names},
+            self.missing,
+            {name: found for name, found in self.whole.items() if name in names},
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,10 +92,22 @@ class StepSchedule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """What is run for one point."""
+    """What is run for one point.
+
+    Attributes:
+        steps: those that observe, and what fits are judged by, in their order.
+        trainings: by step, what fits are trained with.
+        attributions: by step, what gradients are taken of.
+    """
 
     point: nodes.PlannedPoint
     steps: tuple[StepSchedule, ...]
+    trainings: Mapping[str, StepSchedule] = field(default_factory=dict)
+    attributions: Mapping[str, StepSchedule] = field(default_factory=dict)
+
+    def step(self, name: str) -> StepSchedule:
+        """Returns what a step observes, or is judged by."""
+        return next(step for step in self.steps if step.step.name == name)
 
 
 @dataclass(slots=True)
@@ -110,20 +142,25 @@ def build_schedule(request: nodes.Request, point: nodes.PlannedPoint) -> Schedul
     """
     problems: list[Problem] = []
     shapes = _Shapes()
-    steps = []
+    steps: list[StepSchedule] = []
+    trainings, attributions = {}, {}
     for step in point.plan.steps:
-        passes = {}
-        for intervention in step.interventions:
-            passes[intervention.name] = _passes(request, step, intervention, shapes, problems)
-        schedule = StepSchedule(step, passes)
-        steps.append(schedule)
-        if step.where is None:
-            problems += _without_eligible_rows(schedule)
-        problems += _with_other_keys(schedule)
-        problems += _note_outputs(schedule, shapes)
+        for observed in nodes.observed_by(step):
+            passes = {item.name: _passes(request, observed, item, shapes, problems) for item in observed.experiments}
+            schedule = StepSchedule(observed, passes)
+            if isinstance(step, nodes.Fit) and observed is step.training:
+                trainings[step.name] = schedule
+            elif isinstance(step, nodes.Attribute):
+                attributions[step.name] = schedule
+            else:
+                steps.append(schedule)
+            if observed.where is None:
+                problems += _without_eligible_rows(schedule)
+            problems += _with_other_keys(schedule)
+            problems += _note_outputs(schedule, shapes)
     if problems:
         raise PlanError(dict.fromkeys(problems))
-    return Schedule(point, tuple(steps))
+    return Schedule(point, tuple(steps), trainings, attributions)
 
 
 def _passes(
@@ -159,12 +196,14 @@ def _passes(
             else:
                 problems += _nowhere(f"{path}.pos", queries[place.name], step)
                 problems += _nowhere(f"{path}.keys", keys.get(place.name, ()), step)
-                if isinstance(place.operand, nodes.FromRead) and place.operand.derangement is None:
+                if isinstance(place.operand, nodes.FromRead):
                     late = reasons.get(place.operand.read) or [""] * len(found)
                     missing |= {row: reason for row, reason in enumerate(late) if reason}
+                if place.like is not None:
+                    missing |= {row: reason for row, reason in enumerate(reasons.get(place.like, ())) if reason}
                 if isinstance(place.operand, nodes.FromOutput):
                     missing |= shapes.missing(place.operand)
-                problems += _width_problems(path, place, found, {**tokens, **windows}, shapes)
+                problems += _width_problems(path, place, found, {**tokens, **windows}, shapes, step.where is not None)
                 if place.name in keys:
                     problems += _key_problems(path, place, found, key_tokens, source_lengths, prompts)
         for read in forward.reads:
@@ -255,7 +294,9 @@ def _misses(path: str, windows: Windows, step: nodes.Observe) -> list[Problem]:
     return [Problem(path, "a position that every row has", f"none on {_rows_text(step, rows)}", code="read_has_no_place")]
 
 
-def _width_problems(path: str, write: nodes.Write, windows: Windows, tokens: Mapping[str, Windows], shapes: _Shapes) -> Iterable[Problem]:
+def _width_problems(
+    path: str, write: nodes.Write, windows: Windows, tokens: Mapping[str, Windows], shapes: _Shapes, is_filtered: bool
+) -> Iterable[Problem]:
     """Yields the rows on which an operand has another number of tokens than its write."""
     if write.align != "exact" or write.operand is None or isinstance(write.operand, nodes.Constant):
         return
@@ -263,7 +304,17 @@ def _width_problems(path: str, write: nodes.Write, windows: Windows, tokens: Map
         if write.operand.read not in tokens:
             return
         widths: Sequence[int] = [len(window.tokens) for window in tokens[write.operand.read]]
-        if write.operand.derangement is not None:
+        if write.operand.derangement is not None and write.mechanism != "permute":
+            counts = Counter(width for width in widths if width)
+            lonely = [row for row, width in enumerate(widths) if counts[width] == 1]
+            if lonely and not is_filtered:
+                got = f"row {lonely[0]} alone with {widths[lonely[0]]} tokens"
+                hint = "with an `align` other than `exact`, operands of any width land"
+                yield Problem(
+                    path, "another row with as many tokens for every row (`shuffled_source` takes its operand)", got, hint, "width"
+                )
+                return
+        elif write.operand.derangement is not None:
             if len(set(widths)) > 1:
                 yield Problem(
                     path,

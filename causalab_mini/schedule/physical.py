@@ -53,8 +53,9 @@ class Part:
 
     @property
     def made(self) -> list[str]:
-        """The outputs of earlier steps that its writes take."""
-        return [write.operand.output for write in self.forward.writes if isinstance(write.operand, nodes.FromOutput)]
+        """The outputs of earlier steps that its writes take, and what their featurizers are made of."""
+        taken = [write.operand.output for write in self.forward.writes if isinstance(write.operand, nodes.FromOutput)]
+        return taken + [need for write in self.forward.writes if write.featurizer is not None for need in write.featurizer.needs]
 
     def tokens(self, row: int) -> list[int]:
         """Returns the tokens of a row that are read or written, counted from the first content token."""
@@ -233,9 +234,11 @@ class Physical:
         prompts: of the request.
         wanted: reads that a metric or an output is made of, with the features that are looked at; None for all.
         made: for every output, by point, step and name, what it is.
+        learned: by point and step of a fit, what stands for each featurizer that it trains.
         idle: by part, rows that are not run, since what would be written there is what stands there.
         frees_early: whether values are let go of after their last use.
         max_kept_bytes: of one set of rows, for streams, and for keys and values.
+        n_runs: how often passes with writes are run over their rows, where they train.
         history: how it was made of the plan's own passes.
     """
 
@@ -245,9 +248,11 @@ class Physical:
     prompts: Mapping[nodes.RowsKey, tuple[Prompt, ...]]
     wanted: Mapping[str, frozenset[int] | None] = field(default_factory=dict)
     made: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
+    learned: Mapping[tuple[str, str], Mapping[str, str]] = field(default_factory=dict)
     idle: Mapping[str, frozenset[int]] = field(default_factory=dict)
     frees_early: bool = False
     max_kept_bytes: int = MAX_KEPT_BYTES
+    n_runs: int = 1
     history: tuple[Rewritten, ...] = ()
 
     @property
@@ -317,14 +322,22 @@ def in_order(physical: Physical) -> dict[str, PhysicalPass]:
     return ordered
 
 
-def plain_schedule(request: nodes.Request, schedules: Sequence[Schedule]) -> Physical:
-    """Returns the plan's own passes as a physical schedule, one for one."""
+def plain_schedule(request: nodes.Request, schedules: Sequence[Schedule], training: str | None = None) -> Physical:
+    """Returns the plan's own passes as a physical schedule, one for one.
+
+    Args:
+        request: what is run.
+        schedules: of its points.
+        training: the fit whose own passes these are; what it trains is not learned yet.
+    """
     passes: dict[str, PhysicalPass] = {}
     uses: dict[Use, tuple[str, Mapping[str, str]]] = {}
     wanted: dict[str, frozenset[int] | None] = {}
     made: dict[tuple[str, str, str], str] = {}
+    learned: dict[tuple[str, str], Mapping[str, str]] = {}
     for schedule in schedules:
-        found = identities(schedule)
+        found = identities(schedule, training)
+        learned |= {(schedule.point.label, step): keys for step, keys in found.learned.items()}
         by_step = {step.step.name: step for step in schedule.steps}
         for use, identity in found.passes.items():
             one = by_step[use.step].passes[use.intervention][use.index]
@@ -337,28 +350,28 @@ def plain_schedule(request: nodes.Request, schedules: Sequence[Schedule]) -> Phy
             wanted[read] = None if before is None or features is None else before | features
         for step in schedule.steps:
             made |= {(schedule.point.label, step.step.name, output.name): found.outputs[output.name] for output in step.step.outputs}
-    return Physical(passes, uses, request.facts, request.prompts, wanted, made)
+    return Physical(passes, uses, request.facts, request.prompts, wanted, made, learned)
 
 
 def _renamed(one: Pass, identity: Identity) -> Pass:
-    """Returns a pass whose reads and outputs are named by what they are, each read once."""
+    """Returns a pass whose reads, outputs and featurizers are named by what they are, each read once."""
     places: list[nodes.Read | nodes.Write] = []
     own = identity.values
     for place in one.forward.places:
         if isinstance(place, nodes.Read):
             if all(own[place.name] != other.name for other in places):
-                places.append(replace(place, name=own[place.name]))
-        elif isinstance(place.operand, nodes.FromRead):
-            read = own.get(place.operand.read) or identity.operands[place.name]
-            places.append(replace(place, operand=replace(place.operand, read=read)))
-        elif isinstance(place.operand, nodes.FromOutput):
-            places.append(replace(place, operand=replace(place.operand, output=identity.operands[place.name])))
-        else:
-            places.append(place)
+                places.append(replace(place, name=own[place.name], featurizer=None))
+            continue
+        operand = place.operand
+        if isinstance(operand, nodes.FromRead):
+            operand = replace(operand, read=own.get(operand.read) or identity.operands[place.name])
+        elif isinstance(operand, nodes.FromOutput):
+            operand = replace(operand, output=identity.operands[place.name])
+        places.append(replace(place, operand=operand, featurizer=identity.featurizers.get(place.name)))
     names = {place.name: place.name for place in one.forward.writes} | dict(own)
     windows = {names[name]: found for name, found in one.windows.items()}
     keys = {names[name]: found for name, found in one.keys.items()}
-    return Pass(replace(one.forward, places=tuple(places)), windows, keys, one.missing)
+    return Pass(replace(one.forward, places=tuple(places)), windows, keys, one.missing, one.whole)
 
 
 def lengths_of(forward: nodes.Forward, prompts: Mapping[nodes.RowsKey, Sequence[Prompt]]) -> tuple[int, ...]:

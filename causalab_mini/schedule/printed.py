@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.memory import kept_bytes, peak_bytes
 from causalab_mini.schedule.physical import Cost, Physical, PhysicalPass
+from causalab_mini.schedule.repeated import FitCost
 
 PASSES = ("pass", "what", "rows", "tokens", "layers", "logits at", "reads", "writes", "resumes", "stands for", "")
 HEADER = ("rewrite", "passes", "layer·tokens", "logits at", "peak memory")
@@ -159,8 +160,32 @@ def _size(n: int) -> str:
     return f"{n} B"
 
 
-def data(physical: Physical) -> dict[str, Any]:
-    """Returns a schedule as JSON data."""
+def fit_lines(fits: Sequence[FitCost]) -> Iterator[str]:
+    """Yields, for the fits that are trained together, what is run once and what at each update."""
+    for fit in fits:
+        n = len(fit.points)
+        together = f", {n} points together" if n > 1 else ""
+        forwards = f"{fit.n_forwards} forward{'s' if fit.n_forwards > 1 else ''} an update"
+        yield f"fit {fit.step}{together}: {fit.once:,} layer·tokens once; {fit.n_updates} updates of {forwards},"
+        whole = fit.plain * fit.n_epochs
+        share = (fit.once + fit.each * fit.n_epochs) / whole if whole else 1.0
+        yield f"  {fit.each:,} layer·tokens an epoch instead of {fit.plain:,}: {share:.0%} of the plan's over {fit.n_epochs} epochs"
+
+
+def attribution_lines(request: nodes.Request) -> Iterator[str]:
+    """Yields what each attribution runs beside its sources, once for all points."""
+    steps = {step.name: step for point in request.points for step in point.plan.steps if isinstance(step, nodes.Attribute)}
+    for step in steps.values():
+        (intervention,) = step.observed.interventions
+        metric = next(metric for metric in intervention.metrics if metric.name == step.metric)
+        layers = sum(len(write.site.addresses) for write in intervention.forward_of(metric.reads["of"]).writes)
+        n = 1 if step.method == "atp" else 1 + layers * step.n_steps
+        exact = "" if step.verify_top is None else f"; then up to {step.verify_top} components exactly, in as few passes as they need"
+        yield f"attribute {step.name}: {n} gradient{'s' if n > 1 else ''} over {step.n_rows} rows{exact}"
+
+
+def data(physical: Physical, fits: Sequence[FitCost] = ()) -> dict[str, Any]:
+    """Returns a schedule, and what fits run, as JSON data."""
     names = {name: number for number, name in enumerate(physical.passes, 1)}
     freed = freed_after(physical)
     return {
@@ -178,6 +203,7 @@ def data(physical: Physical) -> dict[str, Any]:
             }
             for saving in savings(physical)
         ],
+        "fits": [asdict(fit) for fit in fits],
     }
 
 

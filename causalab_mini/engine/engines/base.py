@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from causalab_mini.engine.contract import PLAIN, Batch, Shortcut, State, Visit
 from causalab_mini.engine.execute import execute
 from causalab_mini.engine.first_use import Trust
+from causalab_mini.engine.gradients import Mode, gradients
 from causalab_mini.engine.loading import Checkpoint
 from causalab_mini.engine.run import Run
 from causalab_mini.engine.sizes import free_bytes
@@ -87,10 +88,10 @@ class BaseEngine:
             )
         self.module = module
 
-    def unembed(self, stream: Tensor) -> Tensor:
+    def unembed(self, stream: Tensor, mode: Mode = "off") -> Tensor:
         """Returns the logits that final norm and unembedding make of a residual stream."""
         module, family = self.loaded(), self.facts.family
-        with torch.inference_mode():
+        with gradients(mode):
             head = module.get_submodule(family.module("lm_head"))
             device = next(head.parameters()).device
             logits: Tensor = head(module.get_submodule(family.module("ln_final"))(stream.to(device, self.checkpoint.dtype)))

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-
 from causalab_mini.engine.contract import PLAIN, Batch, Shortcut, State, Visit
 from causalab_mini.engine.direct import run_hooked
 from causalab_mini.engine.engines.base import BaseEngine
+from causalab_mini.engine.gradients import gradients
 from causalab_mini.engine.interiors import interiors
 from causalab_mini.engine.loading import Checkpoint, open_checkpoint
 from causalab_mini.engine.shaping import shaped
@@ -69,7 +68,7 @@ class NNterpEngine(BaseEngine):
         if shortcut.is_direct:
             run_hooked(model._model, self.facts, inputs, visits, state, shortcut)
             return
-        with torch.inference_mode(), interiors(model._model, visits, state) as borders, shaped(model._model, self.facts, shortcut):
+        with gradients(shortcut.mode), interiors(model._model, visits, state) as borders, shaped(model._model, self.facts, shortcut):
             if not borders and not shortcut.stops:
                 model._model(**inputs)
                 return

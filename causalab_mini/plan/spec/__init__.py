@@ -5,23 +5,34 @@ What can be judged of one object alone is judged here; what needs two objects of
 """
 
 from causalab_mini.plan.spec.document import NULLABLE, Header, ModelSpec, Role, Spec
+from causalab_mini.plan.spec.featurizers import FEATURIZER_MODELS, Chain, Featurizer
+from causalab_mini.plan.spec.fits import Fit, Optimizer, Weights
 from causalab_mini.plan.spec.interventions import MECHANISM_RULES, Intervention, ModelDef, OutputRef, Params, Read, Write
 from causalab_mini.plan.spec.metrics import METRIC_MODELS, Metric, TokenForm
+from causalab_mini.plan.spec.saves import Difference, Output, Save, Where
+from causalab_mini.plan.spec.selected import DrawnControl, as_control
 from causalab_mini.plan.spec.sites import Site
-from causalab_mini.plan.spec.steps import STEP_MODELS, Difference, Observe, Output, Save, Step, Where
+from causalab_mini.plan.spec.steps import STEP_MODELS, Attribute, Observe, Step
 
 __all__ = [
+    "FEATURIZER_MODELS",
     "MECHANISM_RULES",
     "METRIC_MODELS",
     "NULLABLE",
     "STEP_MODELS",
+    "Attribute",
+    "Chain",
     "Difference",
+    "DrawnControl",
+    "Featurizer",
+    "Fit",
     "Header",
     "Intervention",
     "Metric",
     "ModelDef",
     "ModelSpec",
     "Observe",
+    "Optimizer",
     "Output",
     "OutputRef",
     "Params",
@@ -32,6 +43,8 @@ __all__ = [
     "Spec",
     "Step",
     "TokenForm",
+    "Weights",
     "Where",
     "Write",
+    "as_control",
 ]

@@ -9,10 +9,11 @@ from pydantic import Field, field_validator, model_validator
 
 from causalab_mini.data.fields import parse_field
 from causalab_mini.errors import DocumentError, Problem
+from causalab_mini.plan.spec.featurizers import Featurizer
 from causalab_mini.plan.spec.interventions import Intervention
 from causalab_mini.plan.spec.sites import Site
 from causalab_mini.plan.spec.steps import Step
-from causalab_mini.plan.strict import FrozenDict, Named, Strict, Tuple, invalid, not_yet, refuse_not_yet, shown
+from causalab_mini.plan.strict import FrozenDict, Named, Strict, Tuple, invalid, not_yet, shown
 
 NULLABLE = ("attn_implementation",)
 """The keys at which `null` may stand."""
@@ -97,8 +98,8 @@ class Spec(Strict):
     """Which column of a row is which side of the pair; one of them is `base`."""
     sites: Named[Site] = Field(default_factory=FrozenDict)
     """Places inside the model, by name."""
-    featurizers: Annotated[Any, refuse_not_yet("featurizers", {})] = Field(default_factory=FrozenDict)
-    """Coordinate systems in which values are compared and replaced."""
+    featurizers: Named[Featurizer] = Field(default_factory=FrozenDict)
+    """Coordinate systems in which values are compared and replaced, by name."""
     interventions: Named[Intervention] = Field(default_factory=FrozenDict)
     """The experiments; nothing runs by being declared."""
     steps: Annotated[Named[Step], Field(min_length=1)]

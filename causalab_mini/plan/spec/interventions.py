@@ -11,11 +11,10 @@ from pydantic import Field, Tag, model_validator
 from causalab_mini.errors import listed
 from causalab_mini.plan.position import PositionField
 from causalab_mini.plan.spec.metrics import Metric
-from causalab_mini.plan.spec.sites import SiteField
-from causalab_mini.plan.strict import FrozenDict, Name, Named, Strict, Tuple, invalid, refuse_not_yet, shown, tag_by
+from causalab_mini.plan.spec.sites import Indices, SiteField
+from causalab_mini.plan.strict import MAX_SEED, FrozenDict, Name, Named, Strict, Tuple, invalid, refuse_not_yet, shown, tag_by
 
 Mechanism = Literal["swap", "add_scaled", "lerp", "gaussian", "clamp", "renormalize", "project_out", "permute", "knockout"]
-NotYet = Annotated[None, refuse_not_yet("featurizers")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class Params(Strict):
     """`add_scaled`, `gaussian`: the factor, 1 where absent."""
     t: float | None = None
     """`lerp`: 0 leaves the value, 1 replaces it."""
-    seed: int | None = Field(None, ge=0)
+    seed: int | None = Field(None, ge=0, le=MAX_SEED)
     """`gaussian`, `permute`: the seed of the draw."""
     lo: float | None = None
     """`clamp`: the least value."""
@@ -95,8 +94,8 @@ class Read(Strict):
     """`original`, or a name of `models`."""
     input: Name | None = None
     """Which role the forward runs on; required for `original`."""
-    featurizer: NotYet = None
-    """The coordinates in which the value is taken."""
+    featurizer: Name | None = None
+    """The coordinates in which the value is taken; absent, the site's own."""
     view: Literal["raw", "logits"] = "raw"
     """`logits`: what the final norm and the unembedding make of a residual stream."""
 
@@ -114,10 +113,10 @@ class Write(Strict):
     """How the new value is made."""
     operand: Operand | None = None
     """What is written: a read, an output of an earlier step, or a number."""
-    featurizer: NotYet = None
-    """The coordinates in which the value is replaced."""
-    features: Annotated[Tuple[int, ...] | None, refuse_not_yet("`features`")] = None
-    """Which coordinates of the feature space."""
+    featurizer: Name | None = None
+    """The coordinates in which the value is replaced; absent, the site's own."""
+    features: Indices | None = None
+    """Which coordinates of the featurizer, or of the site, are replaced; absent, all."""
     params: Params = Params()
     """Parameters of the mechanism."""
     align: Literal["exact", "last", "first", "mean"] = "exact"
@@ -133,6 +132,8 @@ class Write(Strict):
         if self.align != "exact" and (self.mechanism in WITHOUT_ALIGN or isinstance(self.operand, int | float)):
             what = f"`{self.mechanism}`" if self.mechanism in WITHOUT_ALIGN else "a number"
             raise invalid(f"no `align` ({what} has a value for every token)", shown(self.align), key="align")
+        if self.features is not None and len(set(self.features)) != len(self.features):
+            raise invalid("distinct features", self.features, key="features")
         given = set(self.params.spelled())
         if unknown := given - set(rule.params):
             known = listed(rule.params) or "none"

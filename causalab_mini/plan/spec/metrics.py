@@ -18,6 +18,7 @@ class MetricBase(Strict):
     """What every metric has."""
 
     unit: ClassVar[str]
+    is_differentiable: ClassVar[bool] = True
     needs_vocabulary: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ()
     reads: ClassVar[tuple[str, ...]] = ("of",)
@@ -43,6 +44,7 @@ class TokenMetric(MetricBase):
 class Match(TokenMetric):
     """1 where the most likely token is the expected one, else 0."""
 
+    is_differentiable = False
     unit = "fraction"
     columns = ("expected",)
 
@@ -100,6 +102,7 @@ class TokenProb(TokenMetric):
 class Rank(TokenMetric):
     """How many tokens are more likely than this one: 0 is the most likely."""
 
+    is_differentiable = False
     unit = "rank"
     columns = ("token",)
 
@@ -156,6 +159,7 @@ class Value(MetricBase):
 class TopK(MetricBase):
     """The most likely tokens with their probabilities."""
 
+    is_differentiable = False
     unit = "probability"
 
     kind: Literal["top_k"]
@@ -166,6 +170,7 @@ class TopK(MetricBase):
 class ClassMatch(TokenMetric):
     """1 where the expected token is the most likely of some classes, else 0."""
 
+    is_differentiable = False
     unit = "fraction"
     columns = ("expected",)
 

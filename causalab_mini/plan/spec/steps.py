@@ -3,105 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, Tag, model_validator
 
-from causalab_mini.data.fields import parse_field
-from causalab_mini.plan.spec.interventions import Intervention
-from causalab_mini.plan.spec.metrics import COLUMN_PATH
-from causalab_mini.plan.strict import FrozenDict, Name, Named, Strict, Tuple, invalid, refuse_not_yet, shown, tag_by, tag_by_kind
-
-Reduce = Literal["none", "mean", "std", "pca", "mean_by"]
-
-
-class Output(Strict):
-    """A read's values over the rows of a step, for later steps and for files."""
-
-    read: str
-    """The read."""
-    reduce: Reduce = "none"
-    """What becomes of the rows: kept, their mean or standard deviation, principal directions, or the mean of each group."""
-    k: int | None = Field(None, gt=0)
-    """`pca`: how many directions."""
-    by: str | None = None
-    """`mean_by`: the column that names the group."""
-
-    @model_validator(mode="after")
-    def _fits_reduce(self) -> Output:
-        if (self.k is not None) != (self.reduce == "pca"):
-            raise invalid("`k` with `pca` and only there", f"`{self.reduce}` {'without' if self.k is None else 'with'} `k`")
-        if self.by is not None and parse_field(self.by) is None:
-            raise invalid(COLUMN_PATH, shown(self.by), key="by")
-        if (self.by is not None) != (self.reduce == "mean_by"):
-            raise invalid("`by` with `mean_by` and only there", f"`{self.reduce}` {'without' if self.by is None else 'with'} `by`")
-        return self
-
-
-class Difference(Strict):
-    """One output minus another."""
-
-    difference: Tuple[Name, Name]
-    """Two outputs of this step or of earlier ones: the first minus the second."""
-    unit: bool = False
-    """Whether the result is scaled to length 1."""
-
-
-class Save(Strict):
-    """A value that is written to a file."""
-
-    value: str
-    """A metric or an output; `<intervention>/<value>` where a list of interventions makes the bare name ambiguous."""
-    file_path: str = Field(min_length=1)
-    """Where, below the output folder: `.json`, `.csv` or `.parquet` for metrics, `.safetensors` for tensors."""
-
-
-class Where(Strict):
-    """Which rows run: those whose value of an earlier step's metric lies in a range."""
-
-    step: Name
-    """The earlier step."""
-    metric: str
-    """The metric of that step."""
-    min: float | None = None
-    """The least value that passes."""
-    max: float | None = None
-    """The greatest value that passes."""
-
-    @model_validator(mode="after")
-    def _bounded(self) -> Where:
-        if self.min is None and self.max is None:
-            raise invalid("`min`, `max` or both", "neither")
-        if self.min is not None and self.max is not None and self.min > self.max:
-            raise invalid("`min` not above `max`", f"`{self.min:g}` and `{self.max:g}`")
-        return self
-
-
-def _output_tag(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "<read>"
-    if isinstance(value, Difference) or (isinstance(value, dict) and "difference" in value):
-        return "<difference>"
-    return "<output>" if isinstance(value, dict | Output) else None
-
-
-OutputField = Annotated[
-    Annotated[str, Tag("<read>")] | Annotated[Output, Tag("<output>")] | Annotated[Difference, Tag("<difference>")],
-    Discriminator(_output_tag, custom_error_type="type", custom_error_message="a read's name, an output or a difference"),
-]
-InterventionField = Annotated[
-    Annotated[str, Tag("<name>")] | Annotated[Intervention, Tag("<intervention>")],
-    tag_by("an intervention's name or an intervention", {str: "<name>", dict: "<intervention>", Intervention: "<intervention>"}),
-]
-Interventions = Annotated[
-    Annotated[str, Tag("<name>")]
-    | Annotated[Intervention, Tag("<intervention>")]
-    | Annotated[Tuple[InterventionField, ...], Field(min_length=1), Tag("<list>")],
-    tag_by(
-        "an intervention's name, an intervention or a list of either",
-        {str: "<name>", list: "<list>", tuple: "<list>", dict: "<intervention>", Intervention: "<intervention>"},
-    ),
-]
+from causalab_mini.plan.spec.fits import Fit, Weights
+from causalab_mini.plan.spec.saves import OutputField, Save, Where
+from causalab_mini.plan.spec.selected import Control, InterventionField, Interventions
+from causalab_mini.plan.strict import FrozenDict, Name, Named, Strict, Tuple, invalid, shown, tag_by_kind
 
 
 class Observe(Strict):
@@ -114,7 +23,7 @@ class Observe(Strict):
     """A name, an intervention in place, or a list of either."""
     outputs: Named[OutputField] = Field(default_factory=FrozenDict)
     """Values kept for later steps and for files: a read's name, or an output."""
-    controls: Annotated[Any, refuse_not_yet("`controls`", [])] = ()
+    controls: Tuple[Control, ...] = ()
     """Control experiments beside the step's own."""
     where: Where | None = None
     """Which rows run."""
@@ -122,8 +31,45 @@ class Observe(Strict):
     """What is written to files."""
 
 
-STEP_MODELS: Mapping[str, type[Strict]] = {"observe": Observe}
-NOT_YET_STEPS = ("fit", "weights", "attribute", "stream", "fit_probe")
+IG_STEPS = 10
+"""Gradients on the way to what is written, where a document does not say how many."""
 
-_, _KNOWN_KIND = tag_by_kind(STEP_MODELS, NOT_YET_STEPS)
-Step = Annotated[Observe, _KNOWN_KIND]
+
+class Attribute(Strict):
+    """Estimates by gradients what each write of an intervention would do to a metric."""
+
+    kind: Literal["attribute"]
+    rows: Annotated[Named[str], Field(min_length=1)]
+    """For each role that the intervention uses, the ref of its rows."""
+    intervention: InterventionField
+    """A name, or an intervention in place."""
+    metric: Name
+    """The differentiable metric whose change is estimated."""
+    method: Literal["atp", "ig"] = "atp"
+    """`atp`: the gradient where nothing is written; `ig`: its mean on the way to what is written."""
+    ig_steps: int | None = Field(None, gt=0)
+    """`ig`: points on the way; absent, 10."""
+    verify_top: int | None = Field(None, gt=0)
+    """How many of the largest estimates are run exactly."""
+    saves: Tuple[Save, ...] = ()
+    """What is written to files: the metric's name, the table of estimates."""
+
+    @model_validator(mode="after")
+    def _fits_method(self) -> Attribute:
+        if self.ig_steps is not None and self.method != "ig":
+            raise invalid("`ig_steps` with `ig` and only there", shown(self.method), key="ig_steps")
+        return self
+
+
+STEP_MODELS: Mapping[str, type[Strict]] = {"observe": Observe, "fit": Fit, "weights": Weights, "attribute": Attribute}
+NOT_YET_STEPS = ("stream", "fit_probe")
+
+_BY_KIND, _KNOWN_KIND = tag_by_kind(STEP_MODELS, NOT_YET_STEPS)
+Step = Annotated[
+    Annotated[Observe, Tag("<observe>")]
+    | Annotated[Fit, Tag("<fit>")]
+    | Annotated[Weights, Tag("<weights>")]
+    | Annotated[Attribute, Tag("<attribute>")],
+    _BY_KIND,
+    _KNOWN_KIND,
+]

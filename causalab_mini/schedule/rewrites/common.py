@@ -34,7 +34,7 @@ def give(clean: PhysicalPass, source: Part, moved: Mapping[str, Collection[int]]
             if read.name in source.one.keys:
                 keys.setdefault(read.name, source.one.keys[read.name])
     places: list[nodes.Write | nodes.Read] = sorted(reads.values(), key=lambda place: place.site.rank)
-    one = Pass(replace(part.forward, places=tuple(places)), windows, keys, part.one.missing)
+    one = Pass(replace(part.forward, places=tuple(places)), windows, keys, part.one.missing, part.one.whole)
     return replace(clean, parts=(replace(part, one=one),))
 
 
@@ -67,14 +67,7 @@ def without(part: Part, gone: Mapping[str, Collection[int]]) -> Part:
         for place in part.forward.places
         if isinstance(place, nodes.Write) or place.name not in gone or any(windows[place.name][row].tokens for row in part.rows)
     )
-    names = {place.name for place in left}
-    one = Pass(
-        replace(part.forward, places=left),
-        {name: found for name, found in windows.items() if name in names},
-        {name: found for name, found in part.one.keys.items() if name in names},
-        part.one.missing,
-    )
-    return replace(part, one=one)
+    return replace(part, one=part.one.only(left, windows))
 
 
 def own_operands(part: Part) -> set[str]:

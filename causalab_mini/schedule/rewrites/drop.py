@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from causalab_mini.plan import plan as nodes
-from causalab_mini.schedule.located import Pass
 from causalab_mini.schedule.physical import Part, Physical, PhysicalPass
 from causalab_mini.schedule.rewrites.common import children, own_operands
 
@@ -35,10 +34,7 @@ def _with(part: Part, needed: set[str]) -> Part:
     if all(read.name in needed for read in part.forward.reads):
         return part
     places = tuple(place for place in part.forward.places if isinstance(place, nodes.Write) or place.name in needed)
-    names = {place.name for place in places}
-    windows = {name: found for name, found in part.one.windows.items() if name in names}
-    keys = {name: found for name, found in part.one.keys.items() if name in names}
-    return replace(part, one=Pass(replace(part.forward, places=places), windows, keys, part.one.missing))
+    return replace(part, one=part.one.only(places))
 
 
 def _size(passes: dict[str, PhysicalPass]) -> int:

@@ -56,7 +56,7 @@ def _idle_rows(part: Part, sources: Sources, prompts: Prompts) -> frozenset[int]
 def _is_idle(part: Part, write: nodes.Write, row: int, sources: Sources, prompts: Prompts) -> bool:
     """Returns whether a write gives a row what stands there."""
     operand = write.operand
-    if write.mechanism != "swap" or not isinstance(operand, nodes.FromRead) or operand.derangement is not None:
+    if write.is_control or write.mechanism != "swap" or not isinstance(operand, nodes.FromRead) or operand.derangement is not None:
         return False
     if operand.read not in sources or write.site.component in ("attention_scores", "attention_probs"):
         return False

@@ -83,11 +83,14 @@ class _Ready:
         self.physical = physical
         self.by_read = givers(physical.passes)
         self.uses: dict[str, int] = {}
+        first_of_step: dict[tuple[str, str], int] = {}
         last_of_step: dict[tuple[str, str], int] = {}
         for number, (use, (part, _)) in enumerate(physical.uses.items()):
             self.uses.setdefault(part, number)
+            first_of_step.setdefault((use.point, use.step), number)
             last_of_step[use.point, use.step] = number
-        self.made = _made(physical, last_of_step)
+        learned = {key: first_of_step.get(step, 0) for step, keys in physical.learned.items() for key in keys.values()}
+        self.made = _made(physical, last_of_step) | learned
         self.known: dict[str, int] = {}
         self.depths: dict[str, int] = {}
 

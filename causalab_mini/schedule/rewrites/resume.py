@@ -27,7 +27,7 @@ def resume_at_a_layer(physical: Physical) -> Physical:
             notes.append(f"not for {len(n_skipped)} passes: {kept_bytes / 1024**3:.2g} GiB of streams")
             continue
         more = _more(clean, layers[-1] + 1, like, physical)
-        if more >= sum(n * len(passes[name].part.rows) for name, n in n_skipped.items()):
+        if more >= physical.n_runs * sum(n * len(passes[name].part.rows) for name, n in n_skipped.items()):
             notes.append("the model's own run would cost more than it saves")
             continue
         key, base = clean or added(like)

@@ -32,5 +32,5 @@ def _merged(group: list[Part]) -> Part:
         keys |= member.one.keys
     both: list[nodes.Write | nodes.Read] = [*first.forward.writes, *reads.values()]
     places = tuple(sorted(both, key=lambda place: (place.site.rank, isinstance(place, nodes.Read))))
-    one = Pass(replace(first.forward, places=places), windows, keys, first.one.missing)
+    one = Pass(replace(first.forward, places=places), windows, keys, first.one.missing, first.one.whole)
     return replace(first, name=first.key, one=one, n_uses=sum(member.n_uses for member in group))

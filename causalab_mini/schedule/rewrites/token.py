@@ -43,7 +43,7 @@ def resume_at_a_token(physical: Physical) -> Physical:
         )
         top = max(one.reach(facts) for one in changed.values())
         more = max(0, top - (0 if clean is None else base.reach(facts))) * base.n_tokens()
-        if saved <= more:
+        if physical.n_runs * saved <= more:
             notes.append("the model's own run would cost more than it saves")
             continue
         passes = {key: replace(base, keeps_tokens=True)} | {name: one for name, one in passes.items() if name != key} | changed

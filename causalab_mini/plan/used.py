@@ -1,0 +1,71 @@
+"""What a step uses of its document: interventions, places, rows, featurizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from causalab_mini.plan.spec import Attribute, Difference, Fit, Intervention, Observe, Read, Spec, Step, Weights, Write
+from causalab_mini.plan.spec.featurizers import parts_of
+
+
+def entries_of(spec: Spec, step_name: str, step: Step) -> list[tuple[str, Intervention]]:
+    """Returns a step's interventions with their names; one written in place has its index, or the step's name where it is alone."""
+    if isinstance(step, Weights):
+        return []
+    if not isinstance(step, Attribute) and isinstance(step.interventions, tuple):
+        return [
+            (entry, spec.interventions[entry]) if isinstance(entry, str) else (str(index), entry)
+            for index, entry in enumerate(step.interventions)
+        ]
+    entry = step.intervention if isinstance(step, Attribute) else step.interventions
+    assert not isinstance(entry, tuple)
+    return [(entry, spec.interventions[entry]) if isinstance(entry, str) else (step_name, entry)]
+
+
+def live_writes(intervention: Intervention) -> dict[str, Write]:
+    """Returns the writes that are made: those of models that are read."""
+    models = {read.model for read in intervention.reads.values()}
+    made = {name for model, definition in intervention.models.items() if model in models for name in definition.writes}
+    return {name: write for name, write in intervention.writes.items() if name in made}
+
+
+def places_of(intervention: Intervention) -> tuple[Read | Write, ...]:
+    """Returns an intervention's reads, and the writes that are made."""
+    return (*intervention.reads.values(), *live_writes(intervention).values())
+
+
+def rows_of(step: Step) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Yields the rows that a step goes over, by role, with where the step says so."""
+    if not isinstance(step, Weights):
+        yield "rows", step.rows
+    if isinstance(step, Fit):
+        yield "eval.rows", step.eval.rows
+
+
+def scored_rows(step: Step) -> Mapping[str, str]:
+    """Returns the rows whose metrics a step reports: of a fit, those that it is judged on."""
+    return step.eval.rows if isinstance(step, Fit) else {} if isinstance(step, Weights) else step.rows
+
+
+def featurizers_in(intervention: Intervention, spec: Spec) -> dict[str, None]:
+    """Returns the featurizers of an intervention's reads and writes, the parts of chains before them."""
+    named = [place.featurizer for place in places_of(intervention) if place.featurizer is not None]
+    return dict.fromkeys(part for name in named for part in parts_of(name, spec.featurizers))
+
+
+def featurizers_used(spec: Spec, step_name: str, step: Step) -> dict[str, None]:
+    """Returns the featurizers of a step."""
+    if isinstance(step, Weights):
+        return dict.fromkeys(part for name in step.names for part in parts_of(name, spec.featurizers))
+    found: dict[str, None] = {}
+    for _, intervention in entries_of(spec, step_name, step):
+        found |= featurizers_in(intervention, spec)
+    return found
+
+
+def parts_of_differences(step: Observe) -> dict[str, list[str]]:
+    """Returns, for each output of a step, the outputs of the same step that it is a difference of."""
+    return {
+        name: [part for part in output.difference if part in step.outputs and part != name] if isinstance(output, Difference) else []
+        for name, output in step.outputs.items()
+    }
