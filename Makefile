@@ -32,6 +32,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/examples.py
 	$(BIN)/python benchmarks/patching.py --model smollm2
 	$(BIN)/python benchmarks/patching.py --model random-llama
+	$(BIN)/python benchmarks/das.py
 
 fix: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from models import bench_cache
 from torch import Tensor
-from work import Side, Work
+from work import Work
 
 HERE = Path(__file__).resolve().parent
 PEERS = ("pyvene", "transformer-lens")
@@ -27,10 +27,6 @@ def run_peer(
     peer: str, work: Work, model: Path, sample: Sequence[int], n_repeats: int
 ) -> tuple[dict[str, Any], dict[str, dict[int, Tensor]]]:
     """Returns what a peer found (`versions`, and `ways` or `error`), and the logits of its ways, by point."""
-    try:
-        python = peer_python(peer)
-    except subprocess.CalledProcessError as error:
-        return {"versions": {}, "error": f"its environment can't be made: {_last_line(error.stderr)}"}, {}
     points = [
         {
             "layer": point.layer,
@@ -42,8 +38,8 @@ def run_peer(
     ]
     job = {
         "model": str(model),
-        "base": _arguments(work.base),
-        "counterfactual": _arguments(work.counterfactual),
+        "base": work.base.arguments(),
+        "counterfactual": work.counterfactual.arguments(),
         "points": points,
         "is_single": work.name == "d",
         "sample": list(sample),
@@ -52,17 +48,27 @@ def run_peer(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
-        command = [str(python), "-m", f"peers.{peer.replace('-', '_')}", str(folder / "job.json")]
-        ended = subprocess.run(command, cwd=HERE, env=_environment(), capture_output=True, text=True)
-        if not (folder / "found.json").is_file():
-            return {"versions": {}, "error": _last_line(ended.stderr)}, {}
-        found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+        found = run_script(peer, peer.replace("-", "_"), folder)
         logits = {}
         for number, way in enumerate(found.get("ways", {})):
             if (folder / f"logits-{number}.npz").is_file():
                 with np.load(folder / f"logits-{number}.npz") as kept:
                     logits[way] = {int(p): torch.from_numpy(one) for p, one in zip(kept["points"], kept["logits"], strict=True)}
     return found, logits
+
+
+def run_script(peer: str, script: str, folder: Path) -> dict[str, Any]:
+    """Returns what a script of `peers/`, run by a peer's Python, wrote as `found.json` beside the folder's `job.json`, or why it wrote none."""
+    try:
+        python = peer_python(peer)
+    except subprocess.CalledProcessError as error:
+        return {"versions": {}, "error": f"its environment can't be made: {_last_line(error.stderr)}"}
+    command = [str(python), "-m", f"peers.{script}", str(folder / "job.json")]
+    ended = subprocess.run(command, cwd=HERE, env=_environment(), capture_output=True, text=True)
+    if not (folder / "found.json").is_file():
+        return {"versions": {}, "error": _last_line(ended.stderr)}
+    found: dict[str, Any] = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+    return found
 
 
 def peer_python(peer: str) -> Path:
@@ -82,10 +88,6 @@ def peer_python(peer: str) -> Path:
             subprocess.run(command, check=True, env=_environment(), capture_output=True, text=True)
         (home / "made").touch()
     return home / "bin" / "python"
-
-
-def _arguments(side: Side) -> dict[str, Any]:
-    return {"input_ids": side.ids, "attention_mask": side.mask, "position_ids": side.positions}
 
 
 def _environment() -> dict[str, str]:

@@ -146,6 +146,48 @@ def judged(model: Path, dtype: str, folder: Path, n_rows: int, device_map: str) 
     }
 
 
+def fitted(model: Path, dtype: str, folder: Path, n_rows: int, device_map: str) -> dict[str, Any]:
+    """Returns what an update of a rotation costs, with what stays the same run once and without, and how far the losses differ."""
+    raw = document(model, dtype, 1)
+    layer = {"component": "block_output", "layers": 6}
+    place = {"site": layer, "pos": -4, "featurizer": "rotation"}
+    prediction = {"site": {"component": "logits"}, "pos": -1, "model": "patched"}
+    target = {"site": {"component": "logits"}, "pos": -1, "input": "counterfactual"}
+    raw["featurizers"] = {"rotation": {"kind": "subspace", "k": 16}}
+    raw["interventions"] = {
+        "das": {
+            "reads": {"source": {**place, "input": "counterfactual"}, "prediction": prediction, "target": target},
+            "writes": {"patch": {**place, "mechanism": "swap", "operand": "source"}},
+            "models": {"patched": {"input": "base", "writes": ["patch"]}},
+            "metrics": {"far": {"kind": "kl", "of": "prediction", "against": "target"}},
+        }
+    }
+    both = {role: f"rows#{split}" for role, split in (("base", "train"), ("counterfactual", "train"))}
+    raw["steps"] = {
+        "train": {
+            "kind": "fit",
+            "rows": both,
+            "interventions": "das",
+            "params": ["rotation"],
+            "objective": [[1, "far"]],
+            "epochs": 5,
+            "pairs": 16,
+            "optimizer": {"name": "adam", "lr": 0.01},
+            "eval": {"rows": dict.fromkeys(both, "rows#test")},
+        }
+    }
+    engine = NNterpEngine.load(load_raw(raw).model, device_map=device_map)
+    request = build_request(raw, folder, engine)
+    engine.load_weights()
+    curves, costs = [], []
+    for rewrites in ((), REWRITES):
+        costs.append(seconds(lambda rewrites=rewrites: engine.execute(request, check="off", rewrites=rewrites)))
+        result = engine.execute(request, check="off", rewrites=rewrites).step("train").results
+        curves.append([line["objective"] for line in result["train/loss"]])
+    worst = max(abs(a - b) / abs(b) for a, b in zip(*curves, strict=True))
+    return {"dtype": dtype, "device_map": device_map, "n_updates": len(curves[0]), "seconds": costs, "difference": worst}
+
+
 def out_of_memory(model: Path, folder: Path) -> dict[str, Any]:
     """Returns what happens on a card that is nearly full: batches are halved, and the numbers stay."""
     engine, request, schedules = opened(model, "fp32", folder, 256, "auto")
@@ -171,11 +213,12 @@ def main() -> None:
         folder = Path(temporary)
         model = make_model(folder / "model", arguments.size)
         placements = ["cuda:0", *(["auto"] if torch.cuda.device_count() > 1 else [])] if torch.cuda.is_available() else ["cpu"]
-        found = []
+        found, fits = [], []
         for device_map in placements:
             for dtype in ("fp32", "bf16", "fp16") if torch.cuda.is_available() else ("fp32",):
                 print(f"{dtype} on {device_map}", file=sys.stderr)
                 found.append(judged(model, dtype, folder, arguments.rows, device_map))
+                fits.append(fitted(model, dtype, folder, arguments.rows, device_map))
         memory = out_of_memory(model, folder) if torch.cuda.is_available() else None
     lines = [
         "# On a GPU",
@@ -192,13 +235,18 @@ def main() -> None:
         peak = "–" if one["peak_gib"] is None else f"{one['peak_gib']:.2f}"
         checks, level = ", ".join(one["checks"]), one["schedule"]["level"]
         lines.append(f"| {one['dtype']} | {', '.join(one['devices'])} | {ratios} | {one['difference']:.1e} | {checks} | {level} | {peak} |")
+    lines += ["", "A rotation of 16 dimensions at block 6, the whole fit with its evaluations:", ""]
+    lines += ["| dtype | devices | updates | seconds, whole passes | seconds | difference |", "| --- | --- | --- | --- | --- | --- |"]
+    for fit in fits:
+        whole, own = fit["seconds"]
+        lines.append(f"| {fit['dtype']} | {fit['device_map']} | {fit['n_updates']} | {whole:.2f} | {own:.2f} | {fit['difference']:.1e} |")
     if memory is not None:
         lines += ["", f"With 600 MiB left free: batches of {memory['rows_a_batch']} rows, out of memory {memory['out_of_memory']} times,"]
         lines += [f"largest difference {memory['difference']:.1e}."]
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "gpu.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (arguments.out / "gpu.json").write_text(
-        json.dumps({"device": name, "runs": found, "memory": memory}, indent=1) + "\n", encoding="utf-8"
+        json.dumps({"device": name, "runs": found, "fits": fits, "memory": memory}, indent=1) + "\n", encoding="utf-8"
     )
     print("\n".join(lines))
 

@@ -220,8 +220,7 @@ def _put(value: Tensor, at: tuple[Any, ...], new: Tensor) -> Tensor:
 
 def inputs(side: Any) -> dict[str, Any]:
     """Returns the arguments of a forward over one role's rows."""
-    names = {"input_ids": side.ids, "attention_mask": side.mask, "position_ids": side.positions}
-    return {name: torch.tensor(values) for name, values in names.items()} | {"use_cache": False}
+    return {name: torch.tensor(values) for name, values in side.arguments().items()} | {"use_cache": False}
 
 
 def logits_of(point: Any) -> Tensor:

@@ -48,6 +48,10 @@ class Side:
     positions: list[list[int]]
     columns: dict[str, list[int]]
 
+    def arguments(self) -> dict[str, list[list[int]]]:
+        """Returns the arguments of a plain forward, as lists."""
+        return {"input_ids": self.ids, "attention_mask": self.mask, "position_ids": self.positions}
+
     def first_row(self) -> Side:
         """Returns the first prompt alone."""
         return Side(self.ids[:1], self.mask[:1], self.positions[:1], {name: found[:1] for name, found in self.columns.items()})
@@ -160,9 +164,9 @@ def make_work(name: str, tokenizer: Any, n_layers: int, n_heads: int) -> Work:
         heads, places = list(range(n_heads)), {"last": LAST}
     if name == "d":
         places = {"entity": ENTITY}
-    base = _side(tokenizer, [(row["input"], row["entity"]) for row in rows], places)
+    base = side(tokenizer, [(row["input"], row["entity"]) for row in rows], places)
     others = [(row["counterfactual_inputs"][0], row["counterfactual_inputs_variables"][0]["entity"]) for row in rows]
-    counterfactual = _side(tokenizer, others, places)
+    counterfactual = side(tokenizer, others, places)
     points = [Point(layer, head, place) for layer in layers for head in (heads or [None]) for place in places]
     lengths = [sum(mask) for mask in base.mask]
     pairs = zip(base.ids, base.mask, counterfactual.ids, strict=True)
@@ -256,7 +260,8 @@ class _Encoded:
         return len(self.ids) + int(pos) if pos < 0 else self.n_prefix + int(pos)
 
 
-def _side(tokenizer: Any, prompts: Sequence[tuple[str, str]], places: Mapping[str, Any]) -> Side:
+def side(tokenizer: Any, prompts: Sequence[tuple[str, str]], places: Mapping[str, Any]) -> Side:
+    """Returns prompts, each with its entity, as token ids."""
     encoded = [_Encoded(tokenizer, text, entity) for text, entity in prompts]
     longest = max(len(one.ids) for one in encoded)
     gaps = [longest - len(one.ids) for one in encoded]
