@@ -202,6 +202,10 @@ class Engine(Protocol):
         """Returns the logits that final norm and unembedding make of a residual stream, (…, feature) to (…, vocabulary)."""
         ...
 
+    def stop_tokens(self) -> tuple[int, ...]:
+        """Returns the ids of the tokens that end what the model says."""
+        ...
+
     def memory(self) -> tuple[str, int | None]:
         """Returns the kind of device that inputs go to, and the bytes that are free there; None where nobody says."""
         ...

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +17,8 @@ from causalab_mini.engine.given import Given, Prompts
 from causalab_mini.engine.gradients import gradients
 from causalab_mini.engine.kept import Kept, KeptBatch, RowValues
 from causalab_mini.engine.made import Made, OutputTensors
+from causalab_mini.engine.tokenizer import pad_id
+from causalab_mini.engine.writes import WriteEvidence, note_writes
 from causalab_mini.errors import Problem, RunError, quoted
 from causalab_mini.model.families import INTERIOR
 from causalab_mini.ops import reductions
@@ -27,21 +28,6 @@ from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.batching import Entry
 from causalab_mini.schedule.located import Pass, StepSchedule
 from causalab_mini.schedule.physical import Part, PhysicalPass, lengths_of
-
-
-@dataclass(slots=True)
-class WriteEvidence:
-    """What a write did, row by row.
-
-    Attributes:
-        change: relative change of norm over the written tokens of each row, the largest over layers.
-        n_left_over: tokens that `align` left as they were.
-        n_not_run: rows that were not run, since each would have been given what stands there.
-    """
-
-    change: dict[int, float] = field(default_factory=dict)
-    n_left_over: int = 0
-    n_not_run: int = 0
 
 
 @dataclass(slots=True)
@@ -178,7 +164,7 @@ def run_batch(engine: Engine, physical: PhysicalPass, entries: Sequence[Entry], 
     for name, own_rows, value in found:
         ran.values.setdefault(name, RowValues()).chunks.append((own_rows, value))
     for part, on_batch in parts:
-        _note_writes(ran.writes.setdefault(part.name, {}), on_batch, state)
+        note_writes(ran.writes.setdefault(part.name, {}), on_batch, state)
     ran.kept.tails |= state.tails
     if physical.keeps or physical.keeps_tokens:
         kept = (cache.kept if cache is not None else None) or {}
@@ -269,24 +255,6 @@ def write_key(intervention: nodes.Intervention, forward: nodes.Forward, write: n
     roles = {other.role for other in intervention.forwards if other.model == forward.model}
     role = f" on {forward.role}" if len(roles) > 1 else ""
     return f"{forward.model}/{write.name}{role}" + (" with answers" if forward.appended is not None else "")
-
-
-def _note_writes(writes: dict[str, WriteEvidence], on_batch: PassOnBatch, state: State) -> None:
-    for write in on_batch.one.forward.writes:
-        evidence = writes.setdefault(write.name, WriteEvidence())
-        landing = on_batch.landings[write.name]
-        evidence.n_left_over += landing.n_left_over
-        for (name, _), change in state.changes.items():
-            if name != on_batch.label(write.name):
-                continue
-            for (row, _), moved in zip(landing.places, change.tolist(), strict=True):
-                evidence.change[row] = max(evidence.change.get(row, 0.0), moved)
-
-
-def pad_id(tokenizer: Any) -> int:
-    """Returns a token id to pad with; padded tokens are masked, so any will do that the model knows."""
-    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
-    return next(token for token in candidates if token is not None)
 
 
 def make_outputs(step: nodes.Observe, observed: Mapping[str, Observed], earlier: OutputTensors) -> dict[str, Made]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from causalab_mini.data.prompts import make_prompt
 from causalab_mini.engine.batches import make_batch
 from causalab_mini.engine.contract import Batch, Engine, KeepTask, State, Visit
-from causalab_mini.engine.observe import pad_id
+from causalab_mini.engine.tokenizer import pad_id
 from causalab_mini.evidence.checks import TOLERANCE
 from causalab_mini.model.components import COMPONENTS, forward_rank
 from causalab_mini.model.families import Address

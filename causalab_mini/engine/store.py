@@ -10,8 +10,9 @@ from causalab_mini.engine.featurizers import Featurizers
 from causalab_mini.engine.given import Given, Prompts
 from causalab_mini.engine.kept import Kept, RowValues
 from causalab_mini.engine.made import Made
-from causalab_mini.engine.observe import Observed, Ran, WriteEvidence, note, run_batch
+from causalab_mini.engine.observe import Observed, Ran, note, run_batch
 from causalab_mini.engine.sizes import Sizes
+from causalab_mini.engine.writes import WriteEvidence
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.identity import Use
 from causalab_mini.schedule.located import StepSchedule

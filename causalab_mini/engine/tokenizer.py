@@ -69,3 +69,9 @@ def _misread(tokenizer: Any, file: str) -> str | None:
         if plain.encode(text, add_special_tokens=around).ids != tokenizer(text, add_special_tokens=around)["input_ids"]:
             return text
     return None
+
+
+def pad_id(tokenizer: Any) -> int:
+    """Returns a token id to pad with; padded tokens are masked, so any will do that the model knows."""
+    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return next(token for token in candidates if token is not None)

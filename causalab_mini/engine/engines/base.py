@@ -121,6 +121,13 @@ class BaseEngine:
         """Returns where inputs go: the device of the token embedding."""
         return next(self.loaded().get_submodule(self.facts.family.module("embeddings")).parameters()).device
 
+    def stop_tokens(self) -> tuple[int, ...]:
+        """Returns the ids of the tokens that end what the model says: of its generation settings, else its config's, else the tokenizer's."""
+        module = self.loaded()
+        settings = (getattr(module, "generation_config", None), getattr(module, "config", None), self.tokenizer)
+        found = next((ids for ids in (getattr(one, "eos_token_id", None) for one in settings) if ids is not None), ())
+        return (found,) if isinstance(found, int) else tuple(found)
+
     def memory(self) -> tuple[str, int | None]:
         """Returns the kind of device that inputs go to, and the bytes that are free there; None where nobody says."""
         device = self.device()

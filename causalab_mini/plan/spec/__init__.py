@@ -4,6 +4,7 @@ What can be judged of one object alone is judged here; what needs two objects of
 `plan.check`; what needs rows or a model in `plan.build`.
 """
 
+from causalab_mini.plan.spec.decoding import Decode, as_decode
 from causalab_mini.plan.spec.document import NULLABLE, Header, ModelSpec, Role, Spec
 from causalab_mini.plan.spec.featurizers import FEATURIZER_MODELS, Chain, Featurizer
 from causalab_mini.plan.spec.fits import Fit, Optimizer, Weights
@@ -22,6 +23,7 @@ __all__ = [
     "STEP_MODELS",
     "Attribute",
     "Chain",
+    "Decode",
     "Difference",
     "DrawnControl",
     "Featurizer",
@@ -47,4 +49,5 @@ __all__ = [
     "Where",
     "Write",
     "as_control",
+    "as_decode",
 ]

@@ -1,0 +1,100 @@
+"""What rows say: which token comes next, and when a row ends."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from causalab_mini.data.characters import decode
+from causalab_mini.plan.spec import Decode
+
+
+class Speech:
+    """What the rows of a batch have said so far.
+
+    Attributes:
+        ended: why a row ended, `eos` or `stop`, by place in the batch.
+    """
+
+    def __init__(self, tokenizer: Any, stops: Sequence[int], how: Decode, prompts: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
+        """Begins with nothing said.
+
+        Args:
+            tokenizer: of the checkpoint.
+            stops: its stop tokens.
+            how: tokens are chosen, and what ends a row.
+            prompts: the ids of each row's prompt.
+            rows: numbers of the rows; draws depend on them, and not on what else is in the batch.
+        """
+        self._tokenizer = tokenizer
+        self._stops = tuple(stops)
+        self._how = how
+        self._prompts = [tuple(ids) for ids in prompts]
+        self._rows = tuple(rows)
+        self._said: list[list[int]] = [[] for _ in rows]
+        self._n_own: dict[int, int] = {}
+        self.ended: dict[int, str] = {}
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether any row says more."""
+        return len(self.ended) < len(self._rows) and len(self._said[0]) < self._how.max_new_tokens
+
+    def said(self, place: int) -> tuple[int, ...]:
+        """Returns what a row has said, up to and including the token that ended it."""
+        return tuple(self._said[place][: self._n_own.get(place)])
+
+    def last(self, place: int) -> int:
+        """Returns the last token of a row in the batch: its own, or what pads it once it has ended."""
+        return self._said[place][-1]
+
+    def hear(self, logits: Tensor, step: int) -> None:
+        """Has every row say a token, given the (row, vocabulary) logits of a step; what ended rows say pads the batch."""
+        for place in range(len(self._rows)):
+            token = self.choose(logits[place], place, step)
+            self._said[place].append(token)
+            if place not in self.ended:
+                self._note_end(place, token)
+
+    def choose(self, logits: Tensor, place: int, step: int) -> int:
+        """Returns the next token of a row: the most likely one, or one that is drawn.
+
+        Source: top-k, Fan et al. 2018; nucleus sampling, Holtzman et al. 2020: the fewest tokens whose probability reaches `top_p`.
+        """
+        how = self._how
+        if how.ignore_eos and self._stops:
+            logits = logits.clone()
+            logits[torch.tensor(self._stops, device=logits.device)] = float("-inf")
+        if not how.do_sample:
+            return int(logits.argmax())
+        scaled = logits.float().cpu() / (how.temperature or 1.0)
+        if how.top_k is not None:
+            least = scaled.topk(min(how.top_k, len(scaled))).values[-1]
+            scaled = scaled.masked_fill(scaled < least, float("-inf"))
+        probabilities = scaled.softmax(dim=-1)
+        if how.top_p is not None:
+            ordered, order = probabilities.sort(descending=True)
+            probabilities[order[(ordered.cumsum(dim=-1) - ordered) >= how.top_p]] = 0.0
+        key = hashlib.sha256(f"{how.seed}/{self._rows[place]}/{step}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big", signed=True))
+        return int(torch.multinomial(probabilities, 1, generator=generator))
+
+    def _note_end(self, place: int, token: int) -> None:
+        if token in self._stops:
+            self.ended[place] = "eos"
+        elif self._how.stop:
+            text = self.text(place, self._said[place])
+            if any(stop in text for stop in self._how.stop):
+                self.ended[place] = "stop"
+        if place in self.ended:
+            self._n_own[place] = len(self._said[place])
+
+    def text(self, place: int, ids: Sequence[int]) -> str:
+        """Returns the text of tokens as it stands behind a row's prompt."""
+        prompt = self._prompts[place]
+        before, whole = decode(self._tokenizer, prompt), decode(self._tokenizer, (*prompt, *ids))
+        return whole[len(before) :] if whole.startswith(before) else decode(self._tokenizer, ids)
