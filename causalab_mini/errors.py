@@ -5,6 +5,7 @@ The tree::
     CausalabError                 something the user should read            exit
     ├── InputError                the document, data or command is wrong      2
     │   ├── DocumentError         found in the file alone (load)
+    │   ├── SpecValidationError   an extraction spec is wrong in itself
     │   ├── PlanError             found with rows, tokenizer and config (compile)
     │   ├── DataError             a table, a ref or a column
     │   ├── ModelError            a checkpoint that can't be opened
@@ -21,7 +22,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 EXIT_OK = 0
@@ -49,11 +50,13 @@ class Problem:
 
     def text(self, file: str = "") -> str:
         """Returns `error: <file>: <path>: expected …, got …`, with a `hint:` line where there is one."""
-        where = [] if not file else [file if self.line is None else f"{file}:{self.line}:{self.column}"]
-        if self.path:
-            where.append(self.path)
+        where = [part for part in (self.place(file), self.path) if part]
         head = _on_one_line(": ".join(["error", *where, f"expected {self.expected}, got {self.got}"]))
         return f"{head}\nhint: {_on_one_line(self.hint)}" if self.hint else head
+
+    def place(self, file: str) -> str:
+        """Returns the file as the text names it, with the line where it is known."""
+        return file if not file or self.line is None else f"{file}:{self.line}:{self.column}"
 
     def as_data(self, file: str = "") -> dict[str, Any]:
         """Returns the problem as `--json` prints it; keys without a value are left out."""
@@ -68,6 +71,38 @@ class Problem:
             "column": self.column,
         }
         return {key: value for key, value in data.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Issue(Problem):
+    """One thing that is wrong in an extraction spec.
+
+    Attributes:
+        file: empty where the spec was given as text or as data.
+        point: the extraction point's name, `extraction_points[2]` where it has none; empty where no point is at fault.
+        field: the point's field, or the key of the whole spec; empty where no field is at fault.
+    """
+
+    file: str = ""
+    point: str = ""
+    field: str = ""
+
+    @classmethod
+    def of(cls, problem: Problem) -> Issue:
+        """Returns a problem as an issue."""
+        return problem if isinstance(problem, Issue) else cls(**{key.name: getattr(problem, key.name) for key in fields(problem)})
+
+    def place(self, file: str) -> str:
+        """Returns file and line; the column too where no path says more."""
+        if self.line is None:
+            return file
+        column = "" if self.path or self.column is None else f":{self.column}"
+        return f"{file}:{self.line}{column}" if file else f"line {self.line}{column}"
+
+    def as_data(self, file: str = "") -> dict[str, Any]:
+        """Returns the issue as `--json` prints it."""
+        more = {"point": self.point, "field": self.field}
+        return {**Problem.as_data(self, file), **{key: value for key, value in more.items() if value}}
 
 
 class CausalabError(Exception):
@@ -106,6 +141,19 @@ class InputError(CausalabError):
 
 class DocumentError(InputError):
     """A document is wrong in itself."""
+
+
+class SpecValidationError(InputError):
+    """An extraction spec, or a position selector, is wrong in itself."""
+
+    def __init__(self, problems: Problem | Iterable[Problem], file: str = "") -> None:
+        every = [problems] if isinstance(problems, Problem) else problems
+        super().__init__([Issue.of(problem) for problem in every], file)
+
+    @property
+    def issues(self) -> tuple[Issue, ...]:
+        """Everything that is wrong, in the order in which it stands in the file, each with its file, line, point and field."""
+        return tuple(replace(Issue.of(problem), file=self.file) for problem in self.problems)
 
 
 class PlanError(InputError):

@@ -17,6 +17,7 @@ ALLOWED = {
     "ops": set(),
     "plan": {"errors", "data", "model"},
     "schedule": {"errors", "data", "model", "plan"},
+    "probing": {"errors", "data", "model", "plan"},
     "evidence": {"errors", "data", "model", "plan", "schedule", "ops"},
     "results": {"errors", "data", "model", "plan", "schedule", "evidence", "ops"},
     "engine": {"errors", "data", "model", "plan", "schedule", "evidence", "ops"},
@@ -97,7 +98,7 @@ def test_imports_are_found_wherever_they_stand(source, found):
 
 def test_the_command_line_and_the_compiler_load_no_torch():
     code = (
-        "import sys, causalab_mini.cli.app, causalab_mini.plan, causalab_mini.schedule\n"
+        "import sys, causalab_mini.cli.app, causalab_mini.plan, causalab_mini.schedule, causalab_mini.probing.spec\n"
         "assert not {'torch', 'transformers', 'numpy', 'nnterp', 'nnsight'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=False)

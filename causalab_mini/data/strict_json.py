@@ -61,6 +61,33 @@ def parse_json(text: str, file: str, error: type[InputError], first_line: int = 
         raise error(Problem("", expected, got, code="json", line=problem.lineno + first_line - 1, column=problem.colno), file) from None
 
 
+def json_marks(text: str) -> tuple[dict[tuple[str | int, ...], int], dict[tuple[str | int, ...], int]]:
+    """Returns where every value, and every key, of a JSON text begins, by path; the text is one that `parse_json` takes."""
+    values: dict[tuple[str | int, ...], int] = {}
+    keys: dict[tuple[str | int, ...], int] = {}
+    path: list[str | int] = []
+    awaits_key = False
+    for token in _TOKEN.finditer(text):
+        kind, word, at = token.lastgroup, token.group(), token.start()
+        if kind == "string" and awaits_key:
+            path[-1] = json.loads(word)
+            keys[tuple(path)] = at
+            awaits_key = False
+        elif kind == "comma":
+            here = path[-1]
+            awaits_key = isinstance(here, str)
+            path[-1] = here + 1 if isinstance(here, int) else here
+        elif kind == "close":
+            path.pop()
+            awaits_key = False
+        elif kind != "colon":
+            values[tuple(path)] = at
+            if kind == "open":
+                awaits_key = word == "{"
+                path.append("" if awaits_key else 0)
+    return values, keys
+
+
 def _scan(text: str, file: str, error: type[InputError], first_line: int) -> None:
     """Refuses what Python's parser would let pass: repeated keys, NaN, infinities, depth, lone surrogates."""
 
