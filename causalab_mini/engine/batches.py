@@ -21,6 +21,9 @@ from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.located import Pass
 from causalab_mini.schedule.physical import is_at_head
 
+Place = tuple[str, int | None]
+"""A component, and its layer where it has one."""
+
 
 def make_batch(
     rows: Sequence[int],
@@ -297,15 +300,34 @@ def visits_of(on_batch: Sequence[PassOnBatch], keeps: Sequence[int], facts: Mode
         keeps: layers whose leaving stream is kept for later.
         facts: of the checkpoint.
     """
-    by_place: dict[tuple[str, int | None], tuple[list[Task], list[Task]]] = {}
+    by_place: dict[Place, tuple[list[Task], list[Task]]] = {}
     for one in on_batch:
         for component, layer, task in one.tasks():
             by_place.setdefault((component, layer), ([], []))[isinstance(task, ReadTask)].append(task)
+    for layer in keeps:
+        by_place.setdefault(("block_output", layer), ([], []))[1].append(KeepTask(layer, is_for_later=True))
+    return _in_forward_order(by_place, facts)
+
+
+def reading(places: Mapping[Place, Index | PatternIndex], facts: ModelFacts) -> tuple[Visit, ...]:
+    """Returns the stops of a forward that only reads, in forward order.
+
+    Args:
+        places: component and layer, and which tokens are read there; the values are labelled with the component, their entry is the layer.
+        facts: of the checkpoint.
+    """
+    by_place: dict[Place, tuple[list[Task], list[Task]]] = {
+        (component, layer): ([], [ReadTask(component, layer or 0, index, layer if _is_mid(facts, component, layer) else None)])
+        for (component, layer), index in places.items()
+    }
+    return _in_forward_order(by_place, facts)
+
+
+def _in_forward_order(by_place: dict[Place, tuple[list[Task], list[Task]]], facts: ModelFacts) -> tuple[Visit, ...]:
+    """Returns writes and reads by place as stops; what enters a layer is kept where the stream between attention and MLP is meant."""
     for layer in {layer for component, layer in by_place if _is_mid(facts, component, layer)}:
         assert layer is not None
         by_place.setdefault(("block_input", layer), ([], []))[1].append(KeepTask(layer))
-    for layer in keeps:
-        by_place.setdefault(("block_output", layer), ([], []))[1].append(KeepTask(layer, is_for_later=True))
     stops: dict[Address, list[Task]] = {}
     for component, layer in sorted(by_place, key=lambda key: forward_rank(*key)):
         writes, reads = by_place[component, layer]

@@ -17,7 +17,8 @@ from causalab_mini.model.families import Address
 from causalab_mini.ops.windows import Index, PatternIndex
 
 if TYPE_CHECKING:
-    from causalab_mini.engine.cache import PrefixCache
+    from transformers import DynamicCache
+
     from causalab_mini.engine.first_use import Trust
     from causalab_mini.engine.run import Run
     from causalab_mini.plan.plan import Request
@@ -67,7 +68,7 @@ class Shortcut:
 
     Attributes:
         enters: those that skip fewest layers first; none where all rows are run from the bottom.
-        cache: hands out keys and values of the tokens that are not run, or keeps those of this forward; None for neither.
+        cache: hands out keys and values of the tokens that are not run, keeps those of this forward, or both; None for neither.
         stops: whether the forward ends after its last stop.
         columns: (row, position), the only positions whose logits are computed; None for all.
         vocabulary: the tokens whose logits are computed, the others being nan; None for all.
@@ -76,7 +77,7 @@ class Shortcut:
     """
 
     enters: tuple[Enter, ...] = ()
-    cache: PrefixCache | None = None
+    cache: DynamicCache | None = None
     stops: bool = False
     columns: Tensor | None = None
     vocabulary: Tensor | None = None

@@ -18,8 +18,8 @@ from causalab_mini.model.facts import ModelFacts
 
 def run_hooked(
     module: nn.Module, facts: ModelFacts, inputs: Mapping[str, Any], visits: tuple[Visit, ...], state: State, shortcut: Shortcut
-) -> None:
-    """Runs one forward, or what a shortcut leaves of it, stopping at addresses in forward order.
+) -> Any:
+    """Returns what one forward gives, or None where a shortcut ends it before; it stops at addresses in forward order.
 
     Args:
         module: the model with its weights.
@@ -40,7 +40,8 @@ def run_hooked(
             else:
                 stack.callback(target.register_forward_hook(_on_output(stop, state, ends)).remove)
         with suppress(_Ended):
-            module(**inputs)
+            return module(**inputs)
+    return None
 
 
 class _Ended(Exception):  # noqa: N818 - no error: a forward that has given all that was asked of it

@@ -54,8 +54,12 @@ class Speech:
 
     def hear(self, logits: Tensor, step: int) -> None:
         """Has every row say a token, given the (row, vocabulary) logits of a step; what ended rows say pads the batch."""
-        for place in range(len(self._rows)):
-            token = self.choose(logits[place], place, step)
+        many = (
+            [self.choose(logits[place], place, step) for place in range(len(self._rows))]
+            if self._how.do_sample
+            else self._likeliest(logits)
+        )
+        for place, token in enumerate(many):
             self._said[place].append(token)
             if place not in self.ended:
                 self._note_end(place, token)
@@ -66,11 +70,9 @@ class Speech:
         Source: top-k, Fan et al. 2018; nucleus sampling, Holtzman et al. 2020: the fewest tokens whose probability reaches `top_p`.
         """
         how = self._how
-        if how.ignore_eos and self._stops:
-            logits = logits.clone()
-            logits[torch.tensor(self._stops, device=logits.device)] = float("-inf")
         if not how.do_sample:
-            return int(logits.argmax())
+            return self._likeliest(logits[None])[0]
+        logits = self._allowed(logits)
         scaled = logits.float().cpu() / (how.temperature or 1.0)
         if how.top_k is not None:
             least = scaled.topk(min(how.top_k, len(scaled))).values[-1]
@@ -82,6 +84,18 @@ class Speech:
         key = hashlib.sha256(f"{how.seed}/{self._rows[place]}/{step}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big", signed=True))
         return int(torch.multinomial(probabilities, 1, generator=generator))
+
+    def _likeliest(self, logits: Tensor) -> list[int]:
+        """Returns the most likely token of each row of (row, vocabulary) logits, all in one go."""
+        return [int(token) for token in self._allowed(logits).argmax(dim=-1).tolist()]
+
+    def _allowed(self, logits: Tensor) -> Tensor:
+        """Returns logits with stop tokens ruled out, where they are to be."""
+        if not self._how.ignore_eos or not self._stops:
+            return logits
+        logits = logits.clone()
+        logits[..., list(self._stops)] = float("-inf")
+        return logits
 
     def _note_end(self, place: int, token: int) -> None:
         if token in self._stops:
