@@ -952,3 +952,44 @@ def test_a_fit_is_the_same_with_what_stays_run_once(zoo, name, attention):
         assert moved > 0
     assert curves[1] == pytest.approx(curves[0], rel=1e-4)
     assert curves[2] == pytest.approx(curves[0], rel=1e-5)
+
+
+# while a model generates
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_is_recorded_while_a_family_generates_is_that_of_plain_hooks_on_the_finished_row(zoo, name):
+    from causalab_mini.probing.run import probe
+    from causalab_mini.probing.spec import parse_dict
+
+    n, kind = 5, {"probe_type": "record", "probe_kind": "trajectory"}
+    points = [
+        {"name": f"{component} {at}", "tensor_type": component, "position": at, **kind}
+        | ({} if component in WHOLE else {"layers": list(LAYERS[name])})
+        for component in present(name)
+        for at in ("prompt[*]", "generated[*]")
+    ]
+    spec = parse_dict({"version": "1", "extraction_points": points})
+    recording = probe(spec, zoo.engine(name, "hooks"), [row["input"] for row in ROWS], max_new_tokens=n, ignore_eos=True)
+    for row, prompt in enumerate(recording.request.prompts):
+        ids = (*prompt.ids, *recording.generated[row].ids)
+        assert len(ids) == len(prompt.ids) + n
+        found = Plain(zoo.model(name), name).run(ids)
+        greedy = found["logits", None][len(prompt.ids) - 1 : -1].clone()
+        greedy[:, CONFIGS[name][1]["eos_token_id"]] = -torch.inf
+        assert recording.generated[row].ids == tuple(greedy.argmax(dim=-1).tolist())
+        for component in present(name):
+            for layer in (None,) if component in WHOLE else LAYERS[name]:
+                expected = found[component, layer]
+                parts = []
+                for at in ("prompt[*]", "generated[*]"):
+                    lines = recording.requests[f"{component} {at}"] == row
+                    part = recording.tensor(f"{component} {at}", layer)[lines]
+                    if component in PATTERNS:
+                        part = torch.nn.functional.pad(part, (0, max(0, len(ids) - part.shape[-1])))[..., : len(ids)]
+                    parts.append(part.float())
+                own = torch.cat(parts)
+                if component in PATTERNS:  # keys behind the token itself are none of its own
+                    behind = torch.ones(len(ids), len(ids), dtype=torch.bool).triu(1)[:, None]
+                    expected = expected.unflatten(1, (-1, len(ids))).masked_fill(behind, 0.0)
+                assert_near(own, expected.float(), f"{component} at {layer}, row {row}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,13 +31,18 @@ def model(
     dtype: Annotated[str, typer.Option("--dtype", help="What the weights are loaded as: `fp32`, `bf16` or `fp16`.")] = "fp32",
     attention: Annotated[str, typer.Option("--attention", help="`eager` (has scores and patterns) or `sdpa`.")] = "eager",
     prove: Annotated[bool, typer.Option("--prove", help="Load the weights and measure the identities that the names must keep.")] = False,
+    emit_spec: Annotated[
+        Path | None,
+        typer.Option("--emit-spec", metavar="FILE", help="Write an extraction spec to begin with, at layers that the model has."),
+    ] = None,
     device_map: options.DeviceMap = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.AsJson = False,
 ) -> None:
     """List the components of a checkpoint from its config alone: layers, heads and width, or why there is no such place.
 
-    With --prove, load it and print each identity with its largest error; exit 1 where one does not hold.
+    With --prove, load it and print each identity with its largest error; exit 1 where one does not hold. With --emit-spec, write an
+    extraction spec that fits it, for `causalab-mini probe`.
     """
     from pydantic import ValidationError
 
@@ -59,8 +65,15 @@ def model(
         raise UsageError(replace(problem, path="KEY" if problem.path == "key" else f"--{problem.path}") for problem in problems) from None
     facts = open_facts(spec, trust_remote_code=trust_remote_code)
     data: dict[str, Any] = {"model": _facts(facts), "components": _components(facts)}
+    if emit_spec is not None:
+        from causalab_mini.probing.starter import starter_spec
+
+        options.write(emit_spec, starter_spec(facts))
+        data["spec"] = str(emit_spec)
     if not as_json:
         _print_components(data)
+        if emit_spec is not None:
+            print(f"wrote {emit_spec}")
     if prove:
         from causalab_mini.engine.engines.nnterp import NNterpEngine
         from causalab_mini.engine.prove import prove as measure

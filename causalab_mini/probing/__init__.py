@@ -1,1 +1,1 @@
-"""What watches a model while it generates. Stands beside the schedule; `probing.spec` says what is to be watched."""
+"""What watches a model while it generates: `probing.spec` says what is to be watched, `probing.run` does it on an engine."""

@@ -1,0 +1,11 @@
+"""Extraction specs, run: activations are recorded while a model generates.
+
+`probe` takes a spec, a model and prompts, and gives a `Recording`: a tensor a point and place, which token each line of it is, what was
+said, and how often each point fired or why it did not. Knows the engine; nothing in the engine knows of it.
+"""
+
+from causalab_mini.probing.run.observing import observe, probe
+from causalab_mini.probing.run.recording import Fired, Generated, Recording
+from causalab_mini.probing.run.request import Request, make_request, prompts_of
+
+__all__ = ["Fired", "Generated", "Recording", "Request", "make_request", "observe", "probe", "prompts_of"]

@@ -1,0 +1,92 @@
+"""A recording as a folder: records, index, generations, summary, and the record of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from causalab_mini.evidence.memory import peak_memory_bytes
+from causalab_mini.probing.run.recording import Recording
+from causalab_mini.probing.run.request import Request, sha256
+from causalab_mini.probing.spec import to_yaml
+from causalab_mini.results.record import package_sha256, versions
+from causalab_mini.results.store import RECORD, SUMMARY, RunFolder
+from causalab_mini.results.tables import table_bytes
+
+SPEC, RECORDS, INDEX, GENERATED = "spec.yaml", "records.safetensors", "records.json", "generated.json"
+
+
+class RecordingFolder:
+    """The folder of a request: new, empty, or of the very same request. Its files are written once all numbers are there.
+
+    Args:
+        path: of the folder.
+        request: that it is of.
+        options: how it is carried out, for the record.
+
+    Raises:
+        UsageError: the folder holds something else.
+        RunError: it can't be made.
+    """
+
+    def __init__(self, path: Path, request: Request, options: Mapping[str, Any]) -> None:
+        self.request = request
+        self.options = options
+        self.started = datetime.now(UTC)
+        self.folder = RunFolder.open(path, request.digest)
+
+    def begin(self) -> None:
+        """Writes that the run has begun."""
+        self.record("running")
+
+    def end(self, recording: Recording, tokenizer: Any) -> list[Path]:
+        """Writes a recording, and returns the files."""
+        from safetensors.torch import save
+
+        tensors = {name: tensor.contiguous() for name, tensor in recording.tensors.items()}
+        said = [
+            {
+                "request": number,
+                "prompt": prompt.text,
+                "n_prompt_tokens": prompt.n_tokens,
+                "text": one.text,
+                "ids": list(one.ids),
+                "ended": one.ended,
+            }
+            for number, (prompt, one) in enumerate(zip(self.request.prompts, recording.generated, strict=True))
+        ]
+        summary = {"digest": self.request.digest, "points": recording.summary()}
+        files = {  # all of them before the first is written
+            RECORDS: bytes(save(tensors, metadata={"digest": self.request.digest})),
+            INDEX: table_bytes(list(recording.index(tokenizer)), ".json"),
+            GENERATED: table_bytes(said, ".json"),
+            SPEC: to_yaml(self.request.spec).encode(),
+        }
+        for name, data in files.items():
+            self.folder.write(name, data)
+        self.folder.write_json(SUMMARY, summary)
+        self.record("finished", {**recording.engine, "n_forwards": recording.n_forwards})
+        return sorted(self.folder.written, key=lambda path: path.name)
+
+    def record(self, status: str, more: Mapping[str, Any] | None = None) -> None:
+        """Writes the record of the run: `running`, `finished`, `failed` or `interrupted`."""
+        request, facts = self.request, self.request.facts
+        data = {
+            "status": status,
+            "digest": request.digest,
+            "spec_sha256": sha256(request.spec_data),
+            "model": {"key": facts.key, "revision": facts.revision, "dtype": facts.dtype},
+            **(more or {}),
+            "versions": versions(),
+            "package_sha256": package_sha256(),
+            "decode": request.decode.model_dump(mode="json"),
+            "options": dict(self.options),
+            "n_requests": len(request.prompts),
+            "n_points": len(request.spec),
+            "started": self.started.isoformat(timespec="seconds"),
+            "seconds": round((datetime.now(UTC) - self.started).total_seconds(), 3),
+            "peak_memory_bytes": peak_memory_bytes(),
+        }
+        self.folder.write_json(RECORD, data)

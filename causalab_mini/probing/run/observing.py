@@ -1,0 +1,101 @@
+"""From a spec and prompts to a recording: opens the checkpoint, judges, generates batch by batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from causalab_mini.engine.engines.base import BaseEngine
+from causalab_mini.engine.engines.hooks import HooksEngine
+from causalab_mini.errors import UsageError
+from causalab_mini.plan.problems import problems_of
+from causalab_mini.plan.spec import Decode, ModelSpec
+from causalab_mini.probing.run.recording import Parts, Recording
+from causalab_mini.probing.run.request import Request, make_request, prompts_of
+from causalab_mini.probing.run.stream import stream
+from causalab_mini.probing.spec import ProbeSpec, load_yaml_file
+
+BATCH_SIZE = 8
+
+
+def probe(
+    spec: ProbeSpec | str | os.PathLike[str],
+    model: BaseEngine | ModelSpec | str,
+    prompts: Sequence[Any],
+    *,
+    max_new_tokens: int,
+    batch_size: int = BATCH_SIZE,
+    only_records: bool = False,
+    **decode: Any,
+) -> Recording:
+    """Returns what the points of a spec record while a model goes on from prompts.
+
+    Args:
+        spec: a spec, or the file of one.
+        model: its key (a hub id needs a `ModelSpec` with the revision), or an opened checkpoint, which is not opened again.
+        prompts: texts or conversations, one a request.
+        max_new_tokens: the most that is generated for each.
+        batch_size: requests that are run together.
+        only_records: whether probes, queues and interventions of the spec are left out; else they are refused.
+        **decode: `do_sample`, `temperature`, `top_p`, `top_k`, `seed`, `stop`, `ignore_eos`.
+
+    Raises:
+        InputError: spec, model, prompts or options are wrong, or do not fit each other.
+    """
+    file = "" if isinstance(spec, ProbeSpec) else str(spec)
+    spec = spec if isinstance(spec, ProbeSpec) else load_yaml_file(spec)
+    how = decoding({"max_new_tokens": max_new_tokens, **decode})
+    engine = model if isinstance(model, BaseEngine) else HooksEngine.load(model if isinstance(model, ModelSpec) else _spec_of(model))
+    found = prompts_of(prompts, engine.tokenizer, "prompts")
+    request = make_request(spec, found, how, engine.facts, engine.tokenizer, only_records=only_records, file=file)
+    return observe(engine, request, batch_size)
+
+
+def observe(
+    engine: BaseEngine, request: Request, batch_size: int = BATCH_SIZE, on_batch: Callable[[int], None] = lambda n: None
+) -> Recording:
+    """Returns what a request comes to.
+
+    Args:
+        engine: the checkpoint; its weights are loaded if need be.
+        request: what is watched.
+        batch_size: requests that are run together.
+        on_batch: told how many requests are done.
+    """
+    engine.load_weights()
+    parts = Parts(request)
+    for start in range(0, len(request.prompts), batch_size):
+        rows = range(start, min(start + batch_size, len(request.prompts)))
+        parts.add(stream(engine, request, rows))
+        on_batch(rows.stop)
+    return parts.whole(engine.describe())
+
+
+def decoding(given: dict[str, Any], is_option: bool = False) -> Decode:
+    """Returns how a model speaks.
+
+    Raises:
+        UsageError: a value is wrong; options are named as the command line spells them.
+    """
+    try:
+        return Decode.model_validate(given)
+    except ValidationError as error:
+        raise UsageError(problems_as_options(problems_of(error, Decode)) if is_option else problems_of(error, Decode)) from None
+
+
+def problems_as_options(problems: Sequence[Any]) -> list[Any]:
+    """Returns problems of fields as those of the options that give them."""
+    from dataclasses import replace
+
+    return [replace(problem, path=f"--{problem.path.replace('_', '-')}" if problem.path else "") for problem in problems]
+
+
+def _spec_of(key: str | Path) -> ModelSpec:
+    try:
+        return ModelSpec.model_validate({"key": str(key), "dtype": "fp32"})
+    except ValidationError as error:
+        raise UsageError(problems_of(error, ModelSpec)) from None
