@@ -33,6 +33,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/patching.py --model smollm2
 	$(BIN)/python benchmarks/patching.py --model random-llama
 	$(BIN)/python benchmarks/das.py
+	$(BIN)/python benchmarks/observing.py
 
 fix: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

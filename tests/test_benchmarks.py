@@ -23,6 +23,14 @@ def test_the_patching_benchmark_runs_on_the_bundled_model(tmp_path):
     assert "this package" in (tmp_path / "patching-bundled.md").read_text(encoding="utf-8")
 
 
+def test_the_benchmark_of_recording_runs_on_the_bundled_model(tmp_path):
+    command = [sys.executable, str(ROOT / "benchmarks" / "observing.py"), "--quick", "--out", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, "CAUSALAB_CACHE": str(tmp_path)}, cwd=ROOT)
+    found = json.loads((tmp_path / "observing-bundled.json").read_text(encoding="utf-8"))
+    page = json.loads((RESULTS / "observing.json").read_text(encoding="utf-8"))
+    assert {n: set(ways) for n, ways in found["batches"].items()} == {n: set(ways) for n, ways in page["batches"].items()}
+
+
 @pytest.mark.parametrize("model", ["smollm2", "random-llama"])
 def test_the_tables_show_numbers_that_agree_with_hooks_by_hand(model):
     works = json.loads((RESULTS / f"patching-{model}.json").read_text(encoding="utf-8"))["works"]
