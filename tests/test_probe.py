@@ -19,7 +19,7 @@ from causalab_mini.ops.windows import Index
 from causalab_mini.plan.spec import ModelSpec
 from causalab_mini.probing.run import probe, stream
 from causalab_mini.probing.run.request import make_request, prompts_of
-from causalab_mini.probing.spec import load_yaml_file, parse_dict
+from causalab_mini.probing.spec import Progress, advance, load_yaml_file, parse_dict
 
 pytestmark = pytest.mark.tiny
 
@@ -231,6 +231,10 @@ def test_tokens_counted_from_the_end_are_those_of_the_generation_as_it_ended(rec
             lines, positions = lines_of(recording, position, request)
             assert positions == [n - from_end]
             assert torch.equal(recording.tensor(position, 2)[lines], every[n - from_end][None])
+    for position in ends:  # alone, nothing else keeps its tokens
+        alone = recorded(point(position, position=position), name=name)
+        assert torch.equal(alone.positions[position], recording.positions[position])
+        torch.testing.assert_close(alone.tensor(position, 2), recording.tensor(position, 2), **CLOSE)
 
 
 def test_one_behind_the_prompt_is_the_first_generated_token(recorded):
@@ -277,6 +281,53 @@ def test_a_stop_token_in_the_prompt_ends_a_run_over_the_prompt_alone(recorded):
     pieces = [recording.token(0, position) for position in recording.positions["p"].tolist()]
     assert len(pieces) < recording.request.prompts[0].n_tokens
     assert len(recording.positions["g"]) == len(recording.generated[0].ids)
+
+
+def test_points_fire_where_the_library_says_token_by_token(recorded, engines):
+    positions = (
+        "3",
+        11,
+        "prompt[-2]",
+        "prompt[1:4]",
+        "generated[1]",
+        "generated[-1]-1",
+        "generated[1:4]",
+        "prompt[-1]+2",
+        "generated[0]-1",
+    )
+    tokenizer = engines("successor-llama", "hooks").tokenizer
+    ends = [{}, {"until": "fixed_count", "count": 2}, {"until": "stop_token", "token": "is"}, {"until": "stop_token", "token": "."}]
+    runs = [
+        {"position": position, "stride": stride, **end}
+        for position in ("prompt[*]", "generated[*]", "generated[1:]")
+        for stride in (1, 2)
+        for end in ends
+    ]
+    points = [point(str(index), layers=[0], **more) for index, more in enumerate([*({"position": each} for each in positions), *runs])]
+    recording = recorded(*points)
+    n_fired = 0
+    for each in recording.request.spec:
+        stop = None if each.token is None else recording.request.stops[each.name]
+        assert stop is None or tokenizer.decode([stop]).strip() == each.token
+        for request, prompt in enumerate(recording.request.prompts):
+            progress, expected, ids = Progress(), [], whole(recording, request)
+            for index, token in enumerate(ids):
+                fires, progress = advance(
+                    each,
+                    progress,
+                    index,
+                    index >= prompt.n_tokens,
+                    prompt.n_tokens,
+                    is_stop=token == stop,
+                    num_generated_total=len(ids) - prompt.n_tokens,
+                )
+                expected += [index] * fires
+            assert lines_of(recording, each.name, request)[1] == expected, (str(each.position), each.stride, each.until)
+            line = next(line for line in recording.fired if (line.point, line.request) == (each.name, request))
+            assert (line.eligible, line.fired) == (progress.n_eligible, progress.n_fired)
+            assert bool(line.reason) == (line.fired == 0 or line.fired < line.eligible)
+            n_fired += len(expected)
+    assert n_fired > 200
 
 
 @pytest.mark.parametrize(
@@ -366,7 +417,7 @@ def test_points_that_fired_at_nothing_say_why_and_have_tensors_without_records(r
         ({"probe_args": {"a": 1}}, "p.probe_args", "no arguments"),
         ({"execution_mode": "async"}, "p.execution_mode", "not there yet"),
         ({"intervention": {"mode": "block_until_signal", "timeout_ms": 5}}, "p.intervention.mode", "not there yet"),
-        ({"layers": [1, 4, 9]}, "p.layers", "0 to 3"),
+        ({"layers": [1, 4]}, "p.layers", "0 to 3"),
         ({"tensor_type": "attention_probs"}, "p.tensor_type", "a tensor that"),
         ({"tensor_type": "router_logits"}, "p.tensor_type", "a tensor that"),
         ({"until": "stop_token", "token": "Thursday Friday"}, "p.token", "one token"),
@@ -414,6 +465,17 @@ def test_a_prompt_that_learned_positions_do_not_reach_is_refused(engines):
     for position, n_new in (("generated[*]", n + 1), ("prompt[0]", n + 2)):
         with pytest.raises(PlanError, match="learned positions"):
             request(n_new, position)
+
+
+def test_a_row_may_end_at_the_last_learned_position_beside_one_that_goes_on(engines):
+    engine = engines("successor-gpt2", "hooks")
+    most = engine.facts.max_positions
+    texts = ["Sunday", "Sunday" + ", Sunday" * ((most - 8) // 2)]
+    n_prompt = [prompt.n_tokens for prompt in prompts_of(texts, engine.tokenizer, "prompts")]
+    n = most + 1 - n_prompt[1]
+    recording = probe(spec_of(point(position=n_prompt[0] + n - 1)), engine, texts, max_new_tokens=n, ignore_eos=True)
+    assert [line.fired for line in recording.fired] == [1, 1]
+    assert recording.n_forwards == n + 1
 
 
 @pytest.mark.parametrize("how", [{"max_new_tokens": 0}, {"top_p": 0.5}, {"do_sample": True}, {"stop": ["."], "ignore_eos": True}])

@@ -181,14 +181,15 @@ def _opened(
 
 def _rows(tokenizer: Any, ref: str, field: str, data_root: Path | None) -> tuple[tuple[Prompt, ...], dict[str, Any]]:
     from causalab_mini.data.fields import MISSING, parse_field
-    from causalab_mini.data.table import find_data_root, open_table
+    from causalab_mini.data.table import find_data_root
     from causalab_mini.errors import PlanError, did_you_mean
+    from causalab_mini.plan.rows import Rows
     from causalab_mini.probing.run import prompts_of
 
     path = parse_field(field)
     if path is None:
         raise UsageError(Problem("--field", "a field path like `input` or `counterfactual_inputs[0]`", quoted(field), code="usage"))
-    table = open_table(ref, find_data_root(data_root, None))
+    table = Rows(find_data_root(data_root, None), tokenizer, None).table(ref, "--data")
     values = [path.get(row) for row in table.rows]
     missing = [index for index, value in enumerate(values) if value is MISSING]
     if missing:

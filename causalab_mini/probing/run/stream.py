@@ -70,6 +70,7 @@ class _Stream:
         self.mask = mask.to(self.device)
         self.lengths = torch.tensor(self.wanted.lengths)
         self.next_position = self.lengths[:, None].to(self.device)
+        self.last_position = (request.facts.max_positions or self.n_most) - 1
         self.cache = DynamicCache()
         prompts = [request.prompts[row].ids for row in rows]
         self.speech = Speech(engine.tokenizer, engine.stop_tokens(), request.decode, prompts, rows)
@@ -130,7 +131,8 @@ class _Stream:
         """
         column = self.n_columns + step
         ids = torch.tensor([[self.speech.last(place)] for place in range(len(self.rows))]).to(self.device)
-        batch = Batch(self.rows, ids, self.mask[:, : column + 1], self.next_position + step)
+        positions = (self.next_position + step).clamp(max=self.last_position)  # only what pads an ended row would be behind the last
+        batch = Batch(self.rows, ids, self.mask[:, : column + 1], positions)
         asked = [one.rows_at(step, self.is_own) for one in self.gathered]
         rows = tuple(tuple(sorted({*kept, *ringed})) for kept, ringed in asked)
         state, output = self.forward(batch, self.visits(rows, column), Shortcut(cache=self.cache, stops=ends))
