@@ -441,7 +441,7 @@ def test_a_point_of_which_only_records_are_kept_says_what_was_left_out(recorded)
     assert found == {"p": {"probe_type": "linear_probe", "execution_mode": "async"}, "kept": {}}
 
 
-@pytest.mark.parametrize("prompts", [[], [""], ["Sunday", ""], [7]])
+@pytest.mark.parametrize("prompts", [[], [""], ["Sunday", ""], [7], "Sunday"])
 def test_prompts_without_a_token_are_refused(engines, prompts):
     with pytest.raises(PlanError):
         probe(spec_of(point()), engines("successor-llama", "hooks"), prompts, max_new_tokens=3)
@@ -482,6 +482,11 @@ def test_a_row_may_end_at_the_last_learned_position_beside_one_that_goes_on(engi
 def test_ways_to_speak_that_say_nothing_are_refused(engines, how):
     with pytest.raises(UsageError):
         probe(spec_of(point()), engines("successor-llama", "hooks"), PROMPTS, **{"max_new_tokens": 3, **how})
+
+
+def test_a_batch_of_no_rows_is_refused(recorded):
+    with pytest.raises(UsageError):
+        recorded(point(), batch_size=0)
 
 
 def test_a_recording_gives_no_tensor_for_a_name_that_it_has_not(recorded):

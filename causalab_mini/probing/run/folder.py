@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ class RecordingFolder:
         summary = {"digest": self.request.digest, "points": recording.summary()}
         files = {  # all of them before the first is written
             RECORDS: bytes(save(tensors, metadata={"digest": self.request.digest})),
-            INDEX: table_bytes(list(recording.index(tokenizer)), ".json"),
+            INDEX: _lines(recording.index(tokenizer)),
             GENERATED: table_bytes(said, ".json"),
             SPEC: to_yaml(self.request.spec).encode(),
         }
@@ -90,3 +91,8 @@ class RecordingFolder:
             "peak_memory_bytes": peak_memory_bytes(),
         }
         self.folder.write_json(RECORD, data)
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Returns a table as JSON with a row a line: there may be very many."""
+    return ("[" + ",".join("\n" + json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n").encode()

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from causalab_mini.engine.engines.base import BaseEngine
 from causalab_mini.engine.engines.hooks import HooksEngine
-from causalab_mini.errors import UsageError
+from causalab_mini.errors import Problem, UsageError, quoted
 from causalab_mini.plan.problems import problems_of
 from causalab_mini.plan.spec import Decode, ModelSpec
 from causalab_mini.probing.run.recording import Parts, Recording
@@ -58,7 +58,7 @@ def probe(
 def observe(
     engine: BaseEngine, request: Request, batch_size: int = BATCH_SIZE, on_batch: Callable[[int], None] = lambda n: None
 ) -> Recording:
-    """Returns what a request comes to.
+    """Returns what a request comes to; `probe` is the short way.
 
     Args:
         engine: the checkpoint; its weights are loaded if need be.
@@ -66,6 +66,8 @@ def observe(
         batch_size: requests that are run together.
         on_batch: told how many requests are done.
     """
+    if batch_size < 1:
+        raise UsageError(Problem("batch_size", "a number above 0", quoted(batch_size), code="usage"))
     engine.load_weights()
     parts = Parts(request)
     for start in range(0, len(request.prompts), batch_size):

@@ -115,6 +115,8 @@ def prompts_of(texts: Sequence[Any], tokenizer: Any, path: str) -> tuple[Prompt,
     Raises:
         PlanError: there are none, or some have no tokens of their own; `path` is where they were given.
     """
+    if isinstance(texts, str):
+        raise PlanError(Problem(path, "a list of prompts", f"the text {quoted(texts)}", "put it into a list", "prompt"))
     problems, prompts = [], []
     for index, text in enumerate(texts):
         try:
