@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +87,12 @@ def decoding(given: dict[str, Any], is_option: bool = False) -> Decode:
     try:
         return Decode.model_validate(given)
     except ValidationError as error:
-        raise UsageError(problems_as_options(problems_of(error, Decode)) if is_option else problems_of(error, Decode)) from None
+        problems = list(problems_of(error, Decode))
+        raise UsageError(_as_options(problems) if is_option else problems) from None
 
 
-def problems_as_options(problems: Sequence[Any]) -> list[Any]:
+def _as_options(problems: Sequence[Problem]) -> list[Problem]:
     """Returns problems of fields as those of the options that give them."""
-    from dataclasses import replace
-
     return [replace(problem, path=f"--{problem.path.replace('_', '-')}" if problem.path else "") for problem in problems]
 
 
