@@ -55,6 +55,11 @@ def test_patching_the_entity_recovers_the_other_answer(summaries):
     assert mean(summaries["patching"], "recovered") >= 0.95
 
 
+def test_a_patched_model_says_the_whole_other_answer(summaries):
+    assert mean(summaries["generation"], "right") >= 0.95
+    assert mean(summaries["generation"], "follows") >= 0.95
+
+
 @pytest.mark.parametrize("name", ["ablation_zero", "ablation_mean", "ablation_resample"])
 def test_an_ablated_place_that_holds_the_answer_loses_it(summaries, name):
     assert mean(summaries[name], "clean") >= 0.95

@@ -114,7 +114,7 @@ def test_noise_depends_on_seed_write_layer_row_and_token_and_on_no_batch():
 def test_every_metric_of_the_language_is_scored_somewhere():
     from causalab_mini.plan.spec import METRIC_MODELS
 
-    assert set(METRICS) | {"top_k", "recovered", "answer_logprob"} == set(METRIC_MODELS)
+    assert set(METRICS) | {"top_k", "recovered", "answer_logprob", "generated_match"} == set(METRIC_MODELS)
 
 
 def test_scores_of_a_token_are_those_of_scipy(logits):

@@ -157,7 +157,14 @@ def _position(text: str) -> Any:
             Problem("--pos", 'a position as JSON, such as -1 or {"index": -1, "scope": {"variable": "entity"}}', quoted(text), code="usage")
         ) from None
     try:
-        return Position.model_validate(value)
+        found = Position.model_validate(value)
+        if found.is_generated:
+            expected, hint = (
+                "a position in the prompt (nothing is generated here)",
+                "a run's results say where positions in what is said are",
+            )
+            raise UsageError(Problem("--pos", expected, quoted(text), hint, "usage"))
+        return found
     except ValidationError as error:
         raise PlanError(
             [Problem(f"--pos {p.path}".strip(), p.expected, p.got, p.hint, p.code) for p in problems_of(error, Position)]

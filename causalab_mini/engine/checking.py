@@ -51,7 +51,7 @@ class Checking:
             for step in schedule.steps:
                 for intervention in step.step.experiments:
                     (row,) = _most_padded(request, intervention, range(step.step.n_rows))
-                    tokens = sum(request.prompts[forward.rows][row].n_tokens for forward in intervention.forwards)
+                    tokens = sum(_n_tokens(forward, request, row) for forward in intervention.runs)
                     self.costs[id(step), intervention.name] = a_token * tokens
         run = sum(operations(one, facts) for one in physical.passes.values())
         self.allowed = None if level == "full" or run + sum(self.costs.values()) < LONG_OPERATIONS else SHARE * run
@@ -91,12 +91,12 @@ class Checking:
         why = ""
         if deranges(intervention):
             why = "`permute` needs the other rows"
-        elif len(observed.rows) > 1 and compared and not self.wants(schedule, intervention):
+        elif len(observed.rows) > 1 and (compared or observed.said) and not self.wants(schedule, intervention):
             why = "a sample of the points is; `--check full` compares all"
-        elif len(observed.rows) > 1 and compared:
+        elif len(observed.rows) > 1 and (compared or observed.said):
             for row in observed.rows if self.level == "full" else _most_padded(request, intervention, observed.rows):
                 alone = observe(self.engine, schedule, intervention, request.prompts, outputs, (row,), featurizers)
-                differences[row] = difference_of(observed, alone, row, compared)
+                differences[row] = difference_of(observed, alone, row, compared, is_coarse=dtype != "fp32")
         rows = check_rows(name, differences, dtype, len(observed.rows))
         if why:
             rows = Check("rows", "skipped", f"{name}: rows not compared ({why})")
@@ -105,10 +105,12 @@ class Checking:
     def writes(self, name: str, schedule: StepSchedule, intervention: nodes.Intervention, observed: Observed) -> Check:
         """Returns whether every write of an intervention fired on every row that it should."""
         expected: dict[str, list[int]] = {}
-        for one in schedule.passes[intervention.name]:
+        for one in schedule.every(intervention.name):
             for write in one.forward.writes:
-                key = write_key(intervention, one.forward, write)
-                expected[key] = [row for row in observed.rows if row not in one.missing]
+                key, ends = write_key(intervention, one.forward, write), None
+                if write.pos.is_generated:
+                    ends = observed.windows[write.name]
+                expected[key] = [row for row in observed.rows if row not in one.missing and not (ends and ends[row].reason)]
         changes = {key: evidence.change for key, evidence in observed.writes.items()}
         left_over = {key: evidence.n_left_over for key, evidence in observed.writes.items()}
         not_run = {key: evidence.n_not_run for key, evidence in observed.writes.items()}
@@ -125,35 +127,53 @@ class Checking:
         if reference is not None:
             dtype = self.engine.facts.dtype
             compared = compared_reads(control.draws[0], reference, dtype)
-            worst = max((difference_of(observed[0], reference, row, compared) for row in reference.rows), default=0.0)
+            worst = max((difference_of(observed[0], reference, row, compared, dtype != "fp32") for row in reference.rows), default=0.0)
             checks.append(check_control(name, control.kind, worst, dtype))
         return checks
 
 
 def deranges(intervention: nodes.Intervention) -> bool:
     """Returns whether a row's numbers depend on which other rows there are."""
-    operands = [write.operand for forward in intervention.forwards for write in forward.writes]
+    operands = [write.operand for forward in intervention.runs for write in forward.writes]
     return any(isinstance(operand, nodes.FromRead) and operand.derangement is not None for operand in operands)
+
+
+def _n_tokens(forward: nodes.Forward, request: nodes.Request, row: int) -> int:
+    return request.prompts[forward.rows][row].n_tokens + (0 if forward.decode is None else forward.decode.max_new_tokens)
 
 
 def _most_padded(request: nodes.Request, intervention: nodes.Intervention, rows: Sequence[int]) -> tuple[int]:
     """Returns the row with the fewest tokens: it is the one that a fault of padding, masks or positions would show on."""
-    prompts = [request.prompts[forward.rows] for forward in intervention.forwards]
+    prompts = [request.prompts[forward.rows] for forward in intervention.runs]
     return (min(rows, key=lambda row: sum(of_role[row].n_tokens for of_role in prompts)),)
 
 
 def compared_reads(intervention: nodes.Intervention, observed: Observed, dtype: str) -> list[str]:
     """Returns the reads that are held against each other: all in fp32; under coarser rounding the logits, where there are any."""
-    reads = [read for forward in intervention.forwards for read in forward.reads if read.name in observed.values]
+    reads = [read for forward in intervention.runs for read in forward.reads if read.name in observed.values]
     logits = [read.name for read in reads if COMPONENTS[read.site.component].is_vocabulary or read.view == "logits"]
     return logits if logits and dtype != "fp32" else [read.name for read in reads]
 
 
-def difference_of(observed: Observed, plain: Observed, row: int, names: Sequence[str]) -> float:
-    """Returns how far a row's reads in a schedule are from those of the plan's own passes, at most, as a share of their standard deviation."""
+def difference_of(observed: Observed, plain: Observed, row: int, names: Sequence[str], is_coarse: bool = False) -> float:
+    """Returns how far a row's reads in a schedule are from those of the plan's own passes, at most, as a share of their standard deviation.
+
+    Args:
+        observed: in a schedule.
+        plain: of the plan's own passes.
+        row: of the step.
+        names: of the reads that are compared.
+        is_coarse: whether rounding may have another token said; what is read of it is not compared then.
+    """
     worst = 0.0
+    if any(said[row].ids != observed.said[run][row].ids for run, said in plain.said.items()):
+        if not is_coarse:
+            return float("inf")
+        names = [name for name in names if name not in observed.windows]
     for name, value in ((name, plain.values[name]) for name in names):
         one, batched = value.row(plain.rows.index(row)), observed.values[name].row(observed.rows.index(row))
+        if one.numel() == batched.numel() == 0:
+            continue
         if one.shape != batched.shape:
             return float("inf")
         if name in observed.patterns:

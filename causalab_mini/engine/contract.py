@@ -177,9 +177,11 @@ class Engine(Protocol):
 
     Attributes:
         trust: how far its schedules are rewritten, once that has been tried.
+        cache_difference: of its logits behind keys and values that are handed in, once that has been tried.
     """
 
     trust: Trust | None
+    cache_difference: float | None
 
     @property
     def facts(self) -> ModelFacts:

@@ -84,7 +84,7 @@ def refuse_skewed(request: nodes.Request) -> None:
 def featurizers_in(plan: nodes.Plan) -> Iterator[nodes.Featurizer]:
     """Yields the featurizers of a plan's reads and writes, and their parts."""
     for observed in (observed for step in plan.steps for observed in nodes.observed_by(step)):
-        for forward in (forward for item in observed.experiments for forward in item.forwards):
+        for forward in (forward for item in observed.experiments for forward in item.runs):
             for place in forward.places:
                 if place.featurizer is not None:
                     yield from place.featurizer.all

@@ -7,7 +7,7 @@ any of those: so what is left out is left out for the first time beside a run th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from causalab_mini.engine.checking import compared_reads, difference_of
 from causalab_mini.engine.contract import Engine
@@ -91,6 +91,7 @@ def _differences(engine: Engine, prompts: Prompts, schedules: Sequence[Schedule]
     found = []
     for use in _worth_checking(physical):
         schedule, step, intervention = by_use[use]
+        step = replace(step, generations={})  # nothing of a schedule's is in those
         rows = _two_rows(step, intervention, prompts)
         store = Store(engine, physical, prompts, Sizes(engine.facts, None))
         observed = store.observe(schedule.point.label, step, intervention, rows, Featurizers({}))

@@ -12,6 +12,7 @@ from torch import Tensor
 from causalab_mini.engine.batches import PassOnBatch, make_batch, visits_of
 from causalab_mini.engine.cache import KeysValues, PrefixCache
 from causalab_mini.engine.contract import Engine, Enter, Shortcut, State, Visit
+from causalab_mini.engine.decoding import Continuation, Generated, generate
 from causalab_mini.engine.featurizers import Featurizers
 from causalab_mini.engine.given import Given, Prompts
 from causalab_mini.engine.gradients import gradients
@@ -26,6 +27,7 @@ from causalab_mini.ops.featurizers import Coordinates
 from causalab_mini.ops.windows import Pattern, Value, without_rows
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.batching import Entry
+from causalab_mini.schedule.locate import Window
 from causalab_mini.schedule.located import Pass, StepSchedule
 from causalab_mini.schedule.physical import Part, PhysicalPass, lengths_of
 
@@ -42,6 +44,8 @@ class Observed:
         unwritten: by read name, rows of its model that an operand without value left as they were.
         features: by read name, the features that have a value, where the schedule left others out.
         coordinates: by read name, of the reads that have a featurizer; `values` are those of the place.
+        said: by model and role, what was generated, by row.
+        windows: by read and write of what was generated, the tokens that it means there, by row.
     """
 
     rows: tuple[int, ...]
@@ -51,6 +55,8 @@ class Observed:
     unwritten: dict[str, Collection[int]] = field(default_factory=dict)
     features: dict[str, tuple[int, ...]] = field(default_factory=dict)
     coordinates: dict[str, Callable[[], Coordinates]] = field(default_factory=dict)
+    said: dict[tuple[str, str], Mapping[int, Continuation]] = field(default_factory=dict)
+    windows: dict[str, Mapping[int, Window]] = field(default_factory=dict)
 
     def value(self, name: str) -> Value:
         """Returns what a read found, in its featurizer's coordinates if it has one."""
@@ -94,7 +100,28 @@ def observe(
             run_batch(engine, physical, batch, Given(prompts, observed.values, outputs, rows, featurizers), ran)
         observed.values |= {name: found.of(rows) for name, found in ran.values.items()}
         note(observed, schedule, intervention, one, ran.writes.get("", {}), engine, featurizers)
+    for one in schedule.generations.get(intervention.name, ()):
+        generated = Generated()
+        generate(engine, one, rows, Given(prompts, observed.values, outputs, rows, featurizers), generated)
+        note_generated(observed, one, generated, {read.name: read.name for read in one.forward.reads})
+        note(observed, schedule, intervention, one, generated.writes, engine, featurizers)
     return observed
+
+
+def note_generated(observed: Observed, one: Pass, generated: Generated, names: Mapping[str, str]) -> None:
+    """Adds to an intervention what it generated.
+
+    Args:
+        observed: what the intervention found.
+        one: what was generated, as the plan has it.
+        generated: what that left.
+        names: of its reads there.
+    """
+    observed.said[one.forward.model, one.forward.role] = {row: generated.continuations[row] for row in observed.rows}
+    for read in one.forward.reads:
+        observed.values[read.name] = generated.value(names[read.name], observed.rows, len(read.site.addresses))
+        observed.windows[read.name] = generated.windows[names[read.name]]
+    observed.windows |= {write.name: generated.windows[write.name] for write in one.forward.writes if write.pos.is_generated}
 
 
 @dataclass(slots=True)
@@ -252,9 +279,10 @@ def _patterns(one: Pass, step: nodes.Observe, engine: Engine) -> dict[str, Patte
 
 def write_key(intervention: nodes.Intervention, forward: nodes.Forward, write: nodes.Write) -> str:
     """Returns what a write of one forward is called: `<model>/<write>`, with the role and the answers where those are several."""
-    roles = {other.role for other in intervention.forwards if other.model == forward.model}
+    roles = {other.role for other in intervention.runs if other.model == forward.model}
     role = f" on {forward.role}" if len(roles) > 1 else ""
-    return f"{forward.model}/{write.name}{role}" + (" with answers" if forward.appended is not None else "")
+    how = " with answers" if forward.appended is not None else " in generation" if forward.decode is not None else ""
+    return f"{forward.model}/{write.name}{role}{how}"
 
 
 def make_outputs(step: nodes.Observe, observed: Mapping[str, Observed], earlier: OutputTensors) -> dict[str, Made]:
@@ -269,17 +297,20 @@ def make_outputs(step: nodes.Observe, observed: Mapping[str, Observed], earlier:
         value = Value(found.value(output.read).data.float(), found.values[output.read].lengths)
         if output.reduce != "none":
             value = without_rows(value, [index for index, row in enumerate(found.rows) if row in found.unwritten.get(output.read, ())])
-        read = step.intervention(output.intervention).read(output.read)
-        made[output.name] = _reduce(output, value, found.rows, step.n_rows, read, found.patterns.get(output.read))
+        intervention = step.intervention(output.intervention)
+        read = intervention.read(output.read)
+        is_rectangle, pattern = intervention.is_rectangle(read), found.patterns.get(output.read)
+        made[output.name] = _reduce(output, value, found.rows, step.n_rows, read.site.is_stacked, is_rectangle, pattern)
     return made
 
 
-def _reduce(output: nodes.Output, value: Value, rows: Sequence[int], n_rows: int, read: nodes.Read, pattern: Pattern | None) -> Made:
+def _reduce(
+    output: nodes.Output, value: Value, rows: Sequence[int], n_rows: int, is_stacked: bool, is_rectangle: bool, pattern: Pattern | None
+) -> Made:
     if output.reduce != "none" and not value.data.shape[1]:
         raise RunError(
             Problem(f"outputs.{output.name}", "at least one token to reduce", "none on the rows that ran", code="no_eligible_row")
         )
-    is_rectangle, is_stacked = read.pos.width is not None and read.pos.scope is None, read.site.is_stacked
     match output.reduce:
         case "mean" | "std":
             data = (reductions.mean if output.reduce == "mean" else reductions.std)(value, is_rectangle)

@@ -16,7 +16,7 @@ from causalab_mini.engine.observe import Observed, make_outputs
 from causalab_mini.engine.row_rules import rows_of
 from causalab_mini.engine.run import PointResult, StepResult
 from causalab_mini.engine.store import Store
-from causalab_mini.engine.tables import metric_rows, positions
+from causalab_mini.engine.tables import continuations, metric_rows, positions
 from causalab_mini.evidence.checks import Check, check_fit
 from causalab_mini.evidence.memory import peak_memory_bytes
 from causalab_mini.plan import plan as nodes
@@ -74,11 +74,14 @@ class PointRun:
         observed: dict[str, Observed] = {}
         checks: list[Check] = []
         metrics: dict[str, list[dict[str, Any]]] = {}
+        generated: dict[str, list[dict[str, Any]]] = {}
         for intervention in step.interventions:
             found = observed[intervention.name] = self.found(schedule, intervention, rows)
             for metric in intervention.metrics:
                 name = f"{intervention.name}/{metric.name}" if step.is_list else metric.name
                 metrics[name] = self.table(schedule, intervention, metric, found)
+            for said, lines in continuations(schedule, intervention, found).items():
+                generated[f"{intervention.name}/{said}" if step.is_list else said] = lines
             if self.checking is not None:
                 checks += self.checking.of(schedule, intervention, found, self.outputs, self.featurizers)
         controls = []
@@ -88,9 +91,10 @@ class PointRun:
         self.outputs |= made
         self.store.make(self.label, step.name, made)
         return {
-            "positions": positions(schedule, self.request.prompts),
+            "positions": positions(schedule, self.request.prompts, observed),
             "metrics": metrics,
             "outputs": made,
+            "generated": generated,
             "controls": controls,
             "checks": checks,
         }

@@ -60,8 +60,8 @@ def refuse_what_where_put_off(schedule: StepSchedule, rows: Sequence[int]) -> No
     if schedule.step.where is None:
         return
     problems = []
-    for name, passes in schedule.passes.items():
-        for place, windows in ((place, one.windows[place.name]) for one in passes for place in one.forward.places):
+    for name in schedule.passes:
+        for place, windows in ((place, one.windows[place.name]) for one in schedule.every(name) for place in one.forward.places):
             misses = ", ".join(f"row {row} ({windows[row].reason})" for row in [row for row in rows if windows[row].reason][:20])
             path = f"{schedule.step.intervention(name).path}.{'writes' if isinstance(place, nodes.Write) else 'reads'}.{place.name}.pos"
             has_anchor = any(pos is not None and pos.scope is not None for pos in (place.pos, place.keys))
@@ -83,7 +83,7 @@ def refuse_lonely_rows(schedule: StepSchedule, rows: Sequence[int]) -> None:
     """Refuses, where a `where` chose the rows, those that no other can give a value: of a `permute`, or of a shuffled source."""
     if schedule.step.where is None:
         return
-    for passes in schedule.passes.values():
+    for passes in map(schedule.every, schedule.passes):
         windows = {name: found for one in passes for name, found in one.windows.items()}
         for one in passes:
             for write in one.forward.writes:
@@ -109,7 +109,7 @@ def refuse_bad_cells(step: nodes.Observe, rows: Sequence[int]) -> None:
 
 def refuse_outputs_without_value(schedule: StepSchedule, rows: Sequence[int], outputs: Mapping[str, Made]) -> None:
     """Refuses operands that the `where` of an earlier step left without a value on rows that run here."""
-    for one in (one for passes in schedule.passes.values() for one in passes):
+    for one in (one for name in schedule.passes for one in schedule.every(name)):
         for operand in (write.operand for write in one.forward.writes if isinstance(write.operand, nodes.FromOutput)):
             made, groups = outputs[operand.output], operand.groups
             missing = [

@@ -6,14 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from causalab_mini.engine.contract import Engine
+from causalab_mini.engine.decoding import Generated, generate
 from causalab_mini.engine.featurizers import Featurizers
 from causalab_mini.engine.given import Given, Prompts
 from causalab_mini.engine.kept import Kept, RowValues
 from causalab_mini.engine.made import Made
-from causalab_mini.engine.observe import Observed, Ran, note, run_batch
+from causalab_mini.engine.observe import Observed, Ran, note, note_generated, run_batch
 from causalab_mini.engine.sizes import Sizes
 from causalab_mini.engine.writes import WriteEvidence
 from causalab_mini.plan import plan as nodes
+from causalab_mini.schedule.batching import Entry
 from causalab_mini.schedule.identity import Use
 from causalab_mini.schedule.located import StepSchedule
 from causalab_mini.schedule.physical import Physical, PhysicalPass, givers, is_at_head
@@ -59,10 +61,14 @@ class Store:
             for read in part.forward.reads
             if is_at_head(read)
         }
+        self.generated: dict[str, Generated] = {}
         self.n_left: Counter[str] = Counter()
         self.n_resuming: Counter[str] = Counter()
         for _, values in physical.uses.values():
             self.n_left.update(values.values())
+        for one in physical.continuing.values():
+            self.n_left.update(one.part.operands)
+        self.n_hearing = Counter(name for name, _ in physical.continuations.values())
         for one in physical.passes.values():
             for part in one.parts:
                 self.n_left.update(part.operands)
@@ -92,7 +98,35 @@ class Store:
             idle = self.physical.idle.get(part, ())
             note(observed, schedule, intervention, one, self.writes.get(part, {}), self.engine, featurizers, idle)
             self.free(values.values())
+        for index, one in enumerate(schedule.generations.get(intervention.name, ())):
+            name, values = self.physical.continuations[Use(point, schedule.step.name, intervention.name, index)]
+            generated = self.generate(name, rows)
+            note_generated(observed, one, generated, values)
+            note(observed, schedule, intervention, one, generated.writes, self.engine, featurizers)
+            self.n_hearing[name] -= 1
+            if self.n_hearing[name] <= 0:
+                self.generated.pop(name, None)
         return observed
+
+    def generate(self, name: str, rows: Sequence[int]) -> Generated:
+        """Returns what is generated, which is done once."""
+        if name in self.generated:
+            return self.generated[name]
+        one = self.physical.continuing[name]
+        operands = one.part.operands
+        for read in operands:
+            self.run_givers(read, rows)
+        values = {read: self.values[read].of(rows) for read in operands}
+        given, found = Given(self.prompts, values, self.made, rows, self.featurizers), Generated()
+
+        def run(entries: Sequence[Entry]) -> None:
+            generate(self.engine, one.part.one, [entry.row for entry in entries], given, found)
+
+        for batch in self.sizes.batches(one, rows):
+            self.sizes.run(one, batch, run)
+        self.generated[name] = found
+        self.free(operands)
+        return found
 
     def make(self, point: str, step: str, outputs: Mapping[str, Made]) -> None:
         """Notes the outputs of a step, by what they are."""

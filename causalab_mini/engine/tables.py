@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from causalab_mini.engine.observe import Observed
 from causalab_mini.engine.scores import one_token, score
 from causalab_mini.ops.metrics import top_k
 from causalab_mini.plan import plan as nodes
+from causalab_mini.schedule.locate import Window
 from causalab_mini.schedule.located import StepSchedule, Windows, metric_reasons
 
 ESTIMAND_VERSION = "v1"
@@ -26,12 +28,19 @@ def metric_rows(
     step = schedule.step
     active = set(observed.rows)
     reasons = [reason if row in active else "filtered" for row, reason in enumerate(metric_reasons(schedule, intervention, metric))]
+    for windows_of in (observed.windows[read] for read in metric.reads.values() if read in observed.windows):
+        reasons = [reason or windows_of[row].reason for row, reason in enumerate(reasons)]
     rows = [row for row, reason in enumerate(reasons) if not reason]
+    if metric.run is not None:
+        return _match_rows(step, intervention, metric, observed, reasons)
     forward = intervention.forward_of(metric.reads["of"])
     read = intervention.read(metric.reads["of"])
     windows = schedule.windows(intervention.name, read.name)
     role_prompts = prompts[forward.rows]
     columns = None if forward.is_plain else padded(windows, role_prompts)
+    texts = [prompt.text_of(window.tokens) if window.tokens else None for prompt, window in zip(role_prompts, windows, strict=True)]
+    if read.name in observed.windows:
+        columns, texts = _said(observed, forward, read.name, role_prompts)
     by_layer = values_of(metric, observed, rows, tokenizer)
     table = []
     for entry, layer in enumerate(read.site.addresses):
@@ -50,11 +59,76 @@ def metric_rows(
                 "reason": reason,
                 "unit": _unit(metric, read),
                 "estimand_version": f"{metric.kind}/{ESTIMAND_VERSION}",
-                "tokens": role_prompts[row].text_of(windows[row].tokens) if windows[row].tokens else None,
+                "tokens": texts[row],
                 "produced_by": f"{step.name}/{intervention.name}/{forward.model}/{forward.role}",
             }
             table.append(line | ({"layer": layer} if read.site.is_stacked else {}))
     return table
+
+
+def _match_rows(
+    step: nodes.Observe, intervention: nodes.Intervention, metric: nodes.Metric, observed: Observed, reasons: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Returns the table of a metric of what is said."""
+    assert metric.run is not None
+    model, role = metric.run
+    said = observed.said[metric.run]
+    table = []
+    for row, label in enumerate(step.labels):
+        is_scored = not reasons[row]
+        value = float(matches(said[row].text, metric.tokens["expected"][row], metric.options["how"])) if is_scored else None
+        table.append(
+            {
+                "example_id": label,
+                "metric": metric.name,
+                "value": value,
+                "eligible": is_scored,
+                "positions": None,
+                "reason": reasons[row],
+                "unit": metric.unit,
+                "estimand_version": f"{metric.kind}/{ESTIMAND_VERSION}",
+                "tokens": said[row].text if row in said else None,
+                "produced_by": f"{step.name}/{intervention.name}/{model}/{role}",
+            }
+        )
+    return table
+
+
+def matches(said: str, expected: str, how: str) -> bool:
+    """Returns whether what a model says is what is expected, white space at both ends aside; a regular expression is looked for as it is."""
+    if how == "regex":
+        return re.search(expected, said) is not None
+    said, expected = said.strip(), expected.strip()
+    return {"exact": said == expected, "prefix": said.startswith(expected), "contains": expected in said}[how]
+
+
+def continuations(schedule: StepSchedule, intervention: nodes.Intervention, observed: Observed) -> dict[str, list[dict[str, Any]]]:
+    """Returns what an intervention's models said, by the name of the continuation, one row a row of the step that ran."""
+    step, found = schedule.step, {}
+    for forward in intervention.generations:
+        said = observed.said[forward.model, forward.role]
+        found[intervention.name_of_generation(forward)] = [
+            {
+                "example_id": step.labels[row],
+                "ids": list(said[row].ids),
+                "text": said[row].text,
+                "ended": said[row].ended,
+                "produced_by": f"{step.name}/{intervention.name}/{forward.model}/{forward.role}",
+            }
+            for row in observed.rows
+        ]
+    return found
+
+
+def _said(
+    observed: Observed, forward: nodes.Forward, name: str, prompts: Sequence[Prompt]
+) -> tuple[list[tuple[int, ...]], list[str | None]]:
+    """Returns where a place is in rows of which each is padded to the longest prompt, and what stands there."""
+    said, windows = observed.said[forward.model, forward.role], observed.windows[name]
+    longest = max(prompt.n_tokens for prompt in prompts)
+    tokens = [windows[row].tokens if row in windows else () for row in range(len(prompts))]
+    columns = [tuple(longest + token for token in own) for own in tokens]
+    return columns, [said[row].prompt.text_of(own) if own else None for row, own in enumerate(tokens)]
 
 
 def padded(windows: Windows, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
@@ -63,17 +137,29 @@ def padded(windows: Windows, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]
     return [tuple(longest - prompt.n_content + token for token in window.tokens) for window, prompt in zip(windows, prompts, strict=True)]
 
 
-def positions(schedule: StepSchedule, prompts: Prompts) -> dict[str, dict[str, Any]]:
+def positions(schedule: StepSchedule, prompts: Prompts, observed: Mapping[str, Observed]) -> dict[str, dict[str, Any]]:
     """Returns where every read and write of a step is: padded indices, text, reason and content indices, row by row."""
     record: dict[str, dict[str, Any]] = {}
     for intervention in schedule.step.interventions:
-        for one in schedule.passes[intervention.name]:
+        found = observed[intervention.name]
+        for one in schedule.every(intervention.name):
             role_prompts = prompts[one.forward.rows]
             for place in one.forward.places:
                 if isinstance(place, nodes.Read) and place.is_hidden:
                     continue
                 windows = one.windows[place.name]
                 name = f"{intervention.name}/{place.name}" if schedule.step.is_list else place.name
+                if place.pos.is_generated:
+                    columns, texts = _said(found, one.forward, place.name, role_prompts)
+                    own = found.windows[place.name]
+                    every = [own.get(row, Window((), "filtered")) for row in range(len(columns))]
+                    record[name] = {
+                        "rows": tuple(columns),
+                        "tokens": tuple(repr(text or "") for text in texts),
+                        "reason": tuple(window.reason for window in every),
+                        "content": tuple(window.tokens for window in every),
+                    }
+                    continue
                 record.setdefault(
                     name,
                     {

@@ -25,7 +25,7 @@ from causalab_mini.plan.intervention import InterventionBuilder
 from causalab_mini.plan.load import Document, load_raw
 from causalab_mini.plan.rows import Rows
 from causalab_mini.plan.spec.steps import IG_STEPS
-from causalab_mini.plan.used import entries_of, parts_of_differences
+from causalab_mini.plan.used import entries_of, parts_of_differences, saved_of
 
 
 class Opened(Protocol):
@@ -179,7 +179,8 @@ class Builder:
             entry = entries[index] if isinstance(entries, tuple) else entries
             in_place = f"{path}.{key}[{index}]" if isinstance(entries, tuple) else f"{path}.{key}"
             at = f"interventions.{entry_name}" if isinstance(entry, str) else in_place
-            interventions.append(InterventionBuilder(self, at, intervention, refs, where is not None, prompts, entry_name).build())
+            saved = tuple(saved_of(step, entry_name, intervention).values())
+            interventions.append(InterventionBuilder(self, at, intervention, refs, where is not None, prompts, entry_name, saved).build())
         is_list = isinstance(entries, tuple)
         where_node = None if where is None else self.where(where)
         rows = {role: (ref, self.spec.roles[role].field) for role, ref in refs.items()}
@@ -280,13 +281,19 @@ class Builder:
         if any(save.value in (name, f"{item}/{name}") for item, names in metrics for name in names):
             intervention, metric = _find(save.value, metrics)
             return nodes.SaveNode(intervention if is_list else None, f"{intervention}/{metric}", save.file_path)
+        for item in interventions:
+            for forward in item.generations:
+                names = (item.name_of_generation(forward), f"{forward.model}.{forward.role}.generated")
+                if save.value in (*names, *(f"{item.name}/{name}" for name in names)):
+                    value = f"{item.name}/{names[0]}" if is_list else names[0]
+                    return nodes.SaveNode(item.name if is_list else None, value, save.file_path)
         return nodes.SaveNode(None, save.value, save.file_path)
 
     def step_outputs(
         self, path: str, step: language.Observe, interventions: Sequence[nodes.Intervention]
     ) -> tuple[nodes.Output | nodes.Difference, ...]:
         """Returns a step's outputs, each difference after its parts, and remembers them for the steps after it."""
-        reads = [(item.name, [read.name for forward in item.forwards for read in forward.reads]) for item in interventions]
+        reads = [(item.name, [read.name for forward in item.runs for read in forward.reads]) for item in interventions]
         made: dict[str, nodes.Output | nodes.Difference] = {}
         for name in graphlib.TopologicalSorter(parts_of_differences(step)).static_order():
             output = step.outputs[name]
@@ -303,7 +310,7 @@ class Builder:
             made[name] = nodes.Output(name, intervention, read, entry.reduce, entry.k, groups)
             node = item.read(read)
             self.axes[name] = axes = axes_of(node.site, node.view, self.facts, node.featurizer)
-            self.widths[name] = node.pos.width if node.pos.width is not None and node.pos.scope is None else 1
+            self.widths[name] = node.pos.width if node.pos.width is not None and item.is_rectangle(node) else 1
             if entry.k is not None and axes.n_features is not None and entry.k > axes.n_features:
                 raise PlanError(Problem(f"{path}.outputs.{name}.k", f"at most {axes.n_features} directions", quoted(entry.k), code="pca"))
         self.outputs.update(made)

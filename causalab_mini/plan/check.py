@@ -14,7 +14,7 @@ from typing import Any
 from causalab_mini.errors import Problem, did_you_mean, listed, quoted
 from causalab_mini.plan.check_featurizers import FeaturizerChecker, Kept
 from causalab_mini.plan.files import METRIC_SUFFIXES, TENSOR_SUFFIXES, path_problem
-from causalab_mini.plan.forwards import forward_of, forwards_of
+from causalab_mini.plan.forwards import GENERATED, forward_of, forwards_of, generations_of, roles_of, scored_in
 from causalab_mini.plan.spec import (
     Attribute,
     Difference,
@@ -30,8 +30,8 @@ from causalab_mini.plan.spec import (
     as_control,
 )
 from causalab_mini.plan.spec.fits import TRAINING
-from causalab_mini.plan.spec.metrics import AnswerLogprob, Recovered, TopK
-from causalab_mini.plan.used import entries_of, live_writes, parts_of_differences, rows_of, scored_rows
+from causalab_mini.plan.spec.metrics import AnswerLogprob, ReadMetric, Recovered, TopK
+from causalab_mini.plan.used import entries_of, live_writes, parts_of_differences, rows_of, saved_of, scored_rows
 
 
 def check(spec: Spec, raw: Mapping[str, Any]) -> list[Problem]:
@@ -81,9 +81,10 @@ class _Checker(FeaturizerChecker):
         is_list = not isinstance(step, Attribute) and isinstance(step.interventions, tuple)
         reads = {i: self.names_in(i, item, "reads") for i, item in interventions.items()}
         scores = {i: self.names_in(i, item, "metrics") for i, item in interventions.items()}
+        continuations = self.continuations(step, interventions, is_list)
         if all(self.is_whole(i, item) for i, item in interventions.items()):
             for where, rows in rows_of(step):
-                self.rows(f"{path}.{where}", rows, interventions)
+                self.rows(f"{path}.{where}", rows, interventions, step, continuations)
         at = {index: f"interventions.{index}" for index in interventions} | self.in_place(path, step, interventions)
         self.refs(path, interventions, at)
         metrics = _values(scores, is_list)
@@ -94,13 +95,16 @@ class _Checker(FeaturizerChecker):
         if not isinstance(step, Attribute):
             self.controls(path, step, interventions)
             self.where(path, step)
+        if all(save.value in continuations for save in step.saves if save.value.endswith(GENERATED)):
+            self.decodes(at, step, interventions)
         self.metrics[name] = _values(scores, is_list=True)
         match step:
             case Observe():
                 self.step_outputs(path, name, step, reads, interventions)
                 for output in sorted(set(metrics) & set(step.outputs)):
                     self.say(f"{path}.outputs.{output}", "a name that no metric of the step has (saves are by name)", quoted(output))
-                self.saves(f"{path}.saves", step.saves, metrics, dict.fromkeys(step.outputs), is_list, "a metric or an output of this step")
+                what = "a metric, an output or a continuation of this step" if continuations else "a metric or an output of this step"
+                self.saves(f"{path}.saves", step.saves, metrics | continuations, dict.fromkeys(step.outputs), is_list, what)
             case Fit():
                 curves = dict.fromkeys(TRAINING)
                 self.saves(f"{path}.saves", step.saves, curves, {}, False, "a curve of the training")
@@ -109,6 +113,30 @@ class _Checker(FeaturizerChecker):
                 self.attribute(path, step, interventions)
                 self.metrics[name] = {}
                 self.saves(f"{path}.saves", step.saves, {step.metric: None}, {}, False, "the metric of this step")
+
+    def continuations(self, step: Step, interventions: Mapping[str, Intervention], is_list: bool) -> dict[str, str | None]:
+        """Returns how a step's continuations may be named, with their intervention."""
+        names: dict[str, list[str]] = {}
+        for name, item in interventions.items():
+            models = ["original", *item.models] if item.decode else []
+            roles = {model: roles_of(model, item) for model in models}
+            own = [f"{model}{GENERATED}" for model in models if len(roles[model]) == 1]
+            own += [f"{model}.{role}{GENERATED}" for model in models if len(roles[model]) > 1 for role in roles[model]]
+            own += [saved for saved, run in saved_of(step, name, item).items() if run[1] in self.declared("roles")]
+            names[name] = list(dict.fromkeys(own))
+        return _values(names, is_list)
+
+    def decodes(self, at: Mapping[str, str], step: Observe | Fit | Attribute, interventions: Mapping[str, Intervention]) -> None:
+        """Refuses to generate what nothing looks at, or what can't be trained on."""
+        for name, item in interventions.items():
+            if not item.decode:
+                continue
+            if not isinstance(step, Observe):
+                what = "trains" if isinstance(step, Fit) else "differentiates"
+                self.say(f"{at[name]}.decode", f"none in a step that {what} (tokens are chosen one by one)", "one", code="generated")
+            elif self.is_whole(name, item) and not generations_of(item, saved_of(step, name, item).values()):
+                expected = "a read in the generated frame, a `generated_match`, or a save of `<model>.generated`"
+                self.say(f"{at[name]}.decode", expected, "none: nothing looks at what is generated", code="generated")
 
     def interventions(self, path: str, name: str, step: Observe | Fit | Attribute) -> dict[str, Intervention] | None:
         """Returns a step's interventions by name, None where one is not known."""
@@ -152,6 +180,9 @@ class _Checker(FeaturizerChecker):
             if kind in kinds[:index]:
                 self.say(where, "each control once", f"{quoted(kind)} twice")
             match kind:
+                case "self_swap" if generated := [name for item in interventions.values() for name in generated_writes(item)]:
+                    expected = "writes in the prompt (`self_swap` puts back what stands there)"
+                    self.say(where, expected, f"{listed(generated)}, in the generated frame", code="control")
                 case "self_swap" if not writes or any(write.mechanism != "swap" or write not in takes for write in writes):
                     self.say(
                         where, "interventions whose writes are all swaps of reads (`self_swap`)", "other writes, or none", code="control"
@@ -183,9 +214,10 @@ class _Checker(FeaturizerChecker):
         if not inner.is_differentiable or isinstance(inner, AnswerLogprob):
             got = f"{quoted(step.metric)} (`{inner.kind}`)"
             self.say(f"{path}.metric", "a metric of one forward that can be differentiated", got)
-        read = intervention.reads.get(metric.of)
+        read = intervention.reads.get(metric.of) if isinstance(metric, ReadMetric) else None
         if read is not None and (site := self.site_of(read)) is not None and site.is_stacked:
-            self.say(f"{path}.metric", "a metric of one layer's read", f"{quoted(step.metric)}, of the stacked {quoted(metric.of)}")
+            got = f"{quoted(step.metric)}, of the stacked {quoted(getattr(metric, 'of', ''))}"
+            self.say(f"{path}.metric", "a metric of one layer's read", got)
         cut = [name for name, write in live_writes(intervention).items() if write.mechanism == "knockout"]
         if cut:
             hint = "an edge that is cut is no small step from one that is there"
@@ -193,15 +225,18 @@ class _Checker(FeaturizerChecker):
         if read is not None and read.model == "original":
             self.say(f"{path}.metric", "a metric of a model with writes", f"{quoted(step.metric)}, of `original`")
 
-    def rows(self, path: str, rows: Mapping[str, str], interventions: Mapping[str, Intervention]) -> None:
-        used = {role for item in interventions.values() for _, role in forwards_of(item)} & set(self.declared("roles"))
+    def rows(
+        self, path: str, rows: Mapping[str, str], interventions: Mapping[str, Intervention], step: Step, continuations: Mapping[str, Any]
+    ) -> None:
+        runs = [run for name, item in interventions.items() for run in forwards_of(item, saved_of(step, name, item).values())]
+        used = {role for _, role in runs} & set(self.declared("roles"))
         if any(metric.columns for item in interventions.values() for metric in item.metrics.values()):
             used.add("base")
         named = [
             forward_of(read, item) is not None and {read.input} <= {None, *self.declared("roles")}
             for item in interventions.values()
-            for read in item.reads.values()
-        ]
+            for read in scored_in(item)
+        ] + [save.value in continuations for save in getattr(step, "saves", ()) if save.value.endswith(GENERATED)]
         for role in rows:
             if self.known(f"{path}.{role}", "a role", role, self.declared("roles")) and role not in used and all(named):
                 self.say(f"{path}.{role}", f"only roles that the step's interventions use ({listed(sorted(used))})", quoted(role))
@@ -318,7 +353,7 @@ class _Checker(FeaturizerChecker):
             is_metric = save.value in metrics
             suffixes = METRIC_SUFFIXES if is_metric else TENSOR_SUFFIXES
             if not save.file_path.endswith(suffixes):
-                what = "metric" if is_metric else "tensor"
+                what = "tensor" if not is_metric else "continuation" if save.value.endswith(GENERATED) else "metric"
                 self.say(
                     f"{where}.file_path", f"a file name ending in {listed(suffixes)} (for a {what})", quoted(save.file_path), code="file"
                 )
@@ -348,6 +383,11 @@ def own_operands(intervention: Intervention) -> list[str]:
         operands = [write.operand for write in writes if isinstance(write.operand, str) and write.operand in intervention.reads]
         found |= dict.fromkeys(name for name in operands if forward_of(intervention.reads[name], intervention) == forward)
     return list(found)
+
+
+def generated_writes(intervention: Intervention) -> list[str]:
+    """Returns the writes that are made into what is generated."""
+    return [name for name, write in live_writes(intervention).items() if write.pos.is_generated]
 
 
 def labelled(rows: Mapping[str, str]) -> str:

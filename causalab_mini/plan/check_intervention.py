@@ -11,9 +11,9 @@ from causalab_mini.errors import Problem, did_you_mean, listed, quoted
 from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan.forwards import forward_of, forwards_of
 from causalab_mini.plan.position import Position
-from causalab_mini.plan.spec import Intervention, Read, Site, Spec, Write
+from causalab_mini.plan.spec import Intervention, Read, Site, Spec, Write, as_decode
 from causalab_mini.plan.spec.featurizers import Chain, Gate, Standardize, parts_of
-from causalab_mini.plan.spec.metrics import MetricBase, Recovered, TopK
+from causalab_mini.plan.spec.metrics import AnswerLogprob, GeneratedMatch, MetricBase, Recovered, TopK
 
 KEY_SITES = tuple(name for name, component in COMPONENTS.items() if component.has_keys)
 SECTIONS = ("reads", "writes", "models", "metrics")
@@ -91,7 +91,15 @@ class InterventionChecker:
                 self.known(f"{path}.models.{name}.writes[{index}]", "a write", entry, writes)
             self.renormalize_last(f"{path}.models.{name}.writes", model.writes, intervention)
         for name, metric in intervention.metrics.items():
-            self.metric(f"{path}.metrics.{name}", metric, intervention, reads, metrics)
+            if isinstance(metric, GeneratedMatch):
+                self.match(f"{path}.metrics.{name}", metric, intervention, models)
+            else:
+                self.metric(f"{path}.metrics.{name}", metric, intervention, reads, metrics)
+        for name, read in intervention.reads.items():
+            self.generated(f"{path}.reads.{name}", read, intervention)
+        for name, write in intervention.writes.items():
+            self.generated(f"{path}.writes.{name}", write, intervention)
+            self.generated_operand(f"{path}.writes.{name}", write, intervention)
         self.cycles(f"{path}.models", intervention)
 
     def read(self, path: str, read: Read, models: Sequence[str], roles: Sequence[str]) -> None:
@@ -118,6 +126,64 @@ class InterventionChecker:
             self.say(f"{path}.view", expected, f"`logits` at {quoted(site.component)}")
         elif read.view == "logits" and site is not None and site.units is not None:
             self.say(f"{path}.view", "`raw` (the unembedding needs the whole width)", f"`logits` of {len(site.units)} `units`")
+
+    def generated(self, path: str, place: Read | Write, intervention: Intervention) -> None:
+        """Judges a place in what the model generates."""
+        pos, site, decode = place.pos, self.site_of(place), as_decode(intervention.decode)
+        if place.keys is not None and place.keys.is_generated:
+            self.say(f"{path}.keys", "keys in the prompt", "the generated frame", code="generated")
+        if not pos.is_generated:
+            return
+        if decode is None:
+            self.say(f"{path}.pos", "`decode` beside a position in the generated frame (nothing is generated)", "none", code="generated")
+            return
+        if site is not None and (site.about.has_keys or site.component == "input_ids"):
+            what = "its keys are others at every token" if site.about.has_keys else "the tokens are saved as `<model>.generated`"
+            self.say(f"{path}.pos", "a position in the prompt at this component", f"{quoted(site.component)}: {what}", code="generated")
+        ends = [pos.index, pos.last, *(pos.span or ())]
+        most = decode.max_new_tokens
+        beyond = (pos.index is not None and not -most <= pos.index < most) or any(
+            end is not None and not -most <= end <= most for end in ends
+        )
+        if beyond and pos.scope is None:
+            self.say(f"{path}.pos", f"tokens among the {most} that are generated at most", f"`{pos}`", code="generated")
+        if isinstance(place, Write) and not beyond and pos.steps(most) is None:
+            expected = (
+                "`index` from 0, a `span` of such, or `all`, without `scope` or `offset` (what is written is known before it is said)"
+            )
+            self.say(f"{path}.pos", expected, f"`{pos}`", code="generated")
+
+    def generated_operand(self, path: str, write: Write, intervention: Intervention) -> None:
+        """Judges what is written into what the model generates, or taken from there."""
+        read = intervention.reads.get(write.operand) if isinstance(write.operand, str) else None
+        if read is not None and read.pos.is_generated:
+            hint = "a step can save it as an output, which later steps write"
+            self.say(f"{path}.operand", "a read in the prompt", f"{quoted(write.operand)}, in the generated frame", hint, "generated")
+        if not write.pos.is_generated:
+            return
+        if write.mechanism == "permute":
+            self.say(
+                f"{path}.mechanism", "another one in the generated frame (rows end at different tokens)", "`permute`", code="generated"
+            )
+        is_one = write.pos.width == 1
+        if write.align in ("first", "last") or (read is not None and write.align == "exact" and not (is_one and read.pos.width == 1)):
+            hint = "`align: mean` gives a read's mean to every written token"
+            got = f"`align: {write.align}`" + (
+                "" if read is None else f" of {quoted(write.operand)}, {_wide(read.pos)}, over tokens `{write.pos}`"
+            )
+            expected = "`align: mean`, or one token for one token, in the generated frame"
+            self.say(f"{path}.operand", expected, got, hint, "width")
+
+    def match(self, path: str, metric: GeneratedMatch, intervention: Intervention, models: Sequence[str]) -> None:
+        """Judges a metric of what a model says."""
+        if not intervention.decode:
+            self.say(path, "`decode` in an intervention whose continuations are scored", "none", code="generated")
+        if metric.model == "original" and metric.input is None:
+            self.say(path, "an `input` (a continuation of `original` needs a role)", "none")
+        if metric.model != "original":
+            self.known(f"{path}.model", "a model", metric.model, ["original", *models])
+        if metric.input is not None:
+            self.known(f"{path}.input", "a role", metric.input, self.declared("roles"))
 
     def write(self, path: str, write: Write, intervention: Intervention, reads: Sequence[str]) -> None:
         """Judges a write against its site and its operand."""
@@ -253,10 +319,14 @@ class InterventionChecker:
         if isinstance(metric, Recovered):
             self.known(f"{path}.metric", "a metric", metric.metric, metrics)
             inner = intervention.metrics.get(metric.metric)
-            if isinstance(inner, Recovered | TopK):
+            if isinstance(inner, Recovered | TopK | GeneratedMatch):
                 self.say(f"{path}.metric", "a metric whose value is one number of its read", f"{quoted(metric.metric)} (`{inner.kind}`)")
             needs_vocabulary = inner is not None and inner.needs_vocabulary
+        scored = intervention.metrics.get(metric.metric) if isinstance(metric, Recovered) else metric
         for key, read in found.items():
+            if isinstance(scored, AnswerLogprob) and read.pos.is_generated:
+                got = f"{quoted(getattr(metric, key))}, in the generated frame"
+                self.say(f"{path}.{key}", "a read of the prompt's last token (the answer stands behind it)", got, code="generated")
             if read.pos.width != 1:
                 self.say(f"{path}.{key}", "a read one token wide", f"{quoted(getattr(metric, key))}, {_wide(read.pos)}", code="width")
             site = self.site_of(read)

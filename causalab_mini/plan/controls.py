@@ -18,13 +18,18 @@ def control_of(intervention: nodes.Intervention, control: DrawnControl, path: st
     Raises:
         PlanError: the control can't be made of what the intervention writes.
     """
-    writes = [write for forward in intervention.forwards for write in forward.writes]
+    writes = [write for forward in intervention.runs for write in forward.writes]
     kind, seed, n_draws = control.kind, control.seed or 0, control.n or DRAWS.get(control.kind, 1)
     if not writes:
         return None
     match kind:
         case "self_swap":
-            unpatched = replace(intervention, name=f"{intervention.name}~unpatched", forwards=_without_writes(intervention))
+            unpatched = replace(
+                intervention,
+                name=f"{intervention.name}~unpatched",
+                forwards=_without_writes(intervention.forwards),
+                generations=_without_writes(intervention.generations),
+            )
             return nodes.Control(kind, intervention.name, (_self_swap(intervention),), unpatched)
         case "shuffled_source":
             if not any(isinstance(write.operand, nodes.FromRead) for write in writes):
@@ -45,18 +50,19 @@ def _changed(
     intervention: nodes.Intervention, name: str, change: Callable[[nodes.Forward, nodes.Write], nodes.Write]
 ) -> nodes.Intervention:
     """Returns an intervention with every write changed."""
-    forwards = tuple(
-        replace(forward, places=tuple(change(forward, place) if isinstance(place, nodes.Write) else place for place in forward.places))
-        for forward in intervention.forwards
-    )
-    return replace(intervention, name=f"{intervention.name}~{name}", forwards=forwards)
+
+    def all_of(forwards: tuple[nodes.Forward, ...]) -> tuple[nodes.Forward, ...]:
+        return tuple(
+            replace(forward, places=tuple(change(forward, place) if isinstance(place, nodes.Write) else place for place in forward.places))
+            for forward in forwards
+        )
+
+    forwards, generations = all_of(intervention.forwards), all_of(intervention.generations)
+    return replace(intervention, name=f"{intervention.name}~{name}", forwards=forwards, generations=generations)
 
 
-def _without_writes(intervention: nodes.Intervention) -> tuple[nodes.Forward, ...]:
-    return tuple(
-        replace(forward, places=tuple(place for place in forward.places if isinstance(place, nodes.Read)))
-        for forward in intervention.forwards
-    )
+def _without_writes(forwards: tuple[nodes.Forward, ...]) -> tuple[nodes.Forward, ...]:
+    return tuple(replace(forward, places=tuple(place for place in forward.places if isinstance(place, nodes.Read))) for forward in forwards)
 
 
 def _self_swap(intervention: nodes.Intervention) -> nodes.Intervention:
@@ -75,9 +81,9 @@ def _self_swap(intervention: nodes.Intervention) -> nodes.Intervention:
     changed = _changed(intervention, "self_swap", change)
     forwards = []
     for role, reads in own.items():
-        like = next(forward for forward in intervention.forwards if forward.role == role and forward.writes)
+        like = next(forward for forward in intervention.runs if forward.role == role and forward.writes)
         places: list[nodes.Write | nodes.Read] = sorted(reads, key=lambda read: read.site.rank)
-        forwards.append(replace(like, model="original", places=tuple(places), appended=None, n_tokens=like.n_tokens))
+        forwards.append(replace(like, model="original", places=tuple(places), appended=None, decode=None))
     return replace(changed, forwards=(*forwards, *changed.forwards))
 
 

@@ -71,7 +71,8 @@ def _plain(value: Any) -> Any:
             name: read.model_copy(update={"input": None}) if read.input == own.get(read.model, "") else read
             for name, read in value.reads.items()
         }
-        models = {name: model for name, model in value.models.items() if any(read.model == name for read in value.reads.values())}
+        run = set(value.models) if value.decode else {read.model for read in value.reads.values()}
+        models = {name: model for name, model in value.models.items() if name in run}
         writes = live_writes(value)
         spelled = {key: inner for key, inner in _spelled(value).items() if key not in ("models", "writes")}
         return spelled | {"reads": _plain(reads)} | {key: _plain(part) for key, part in (("models", models), ("writes", writes)) if part}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from causalab_mini.plan import plan as nodes
+from causalab_mini.plan.spec.decoding import SAMPLING
 from causalab_mini.plan.sweep import show_value
 
 
@@ -88,6 +89,21 @@ def _experiment_lines(step: nodes.Observe) -> Iterator[str]:
             yield f"      forward '{forward.model}' on '{forward.role}'{answers}  ({forward.n_rows} rows x {forward.n_tokens} tokens)"
             for place in forward.places:
                 yield "        " + _place(place)
+        for forward in item.generations:
+            yield f"      generates '{forward.model}' on '{forward.role}'  ({forward.n_rows} rows, {_decode(forward)})"
+            for place in forward.places:
+                yield "        " + _place(place)
+
+
+def _decode(forward: nodes.Forward) -> str:
+    """Returns how a continuation is generated, in words."""
+    decode = forward.decode
+    assert decode is not None
+    how = "drawn" if decode.do_sample else "greedy"
+    given = [f"{name}={getattr(decode, name):g}" for name in SAMPLING if getattr(decode, name) is not None]
+    given += [f"stop={list(decode.stop)}"] if decode.stop else []
+    most = f"{decode.max_new_tokens} tokens" if decode.is_full else f"at most {decode.max_new_tokens} tokens"
+    return ", ".join([f"{most} each", " ".join([how, *given])])
 
 
 def _objective(step: nodes.Fit) -> str:
@@ -194,7 +210,13 @@ def _observed_data(step: nodes.Observe) -> dict[str, Any]:
             {
                 "name": item.name,
                 "metrics": [
-                    {"name": metric.name, "kind": metric.kind, "of": metric.reads["of"], "unit": metric.unit} for metric in item.metrics
+                    {
+                        "name": metric.name,
+                        "kind": metric.kind,
+                        "of": metric.reads.get("of") or "/".join(metric.run or ()),
+                        "unit": metric.unit,
+                    }
+                    for metric in item.metrics
                 ],
                 "forwards": [
                     {
@@ -203,8 +225,9 @@ def _observed_data(step: nodes.Observe) -> dict[str, Any]:
                         "n_rows": forward.n_rows,
                         "n_tokens": forward.n_tokens,
                         "places": [_place_data(place) for place in forward.places],
+                        **({} if forward.decode is None else {"decode": dict(forward.decode.spelled())}),
                     }
-                    for forward in item.forwards
+                    for forward in item.runs
                 ],
             }
             for item in step.interventions

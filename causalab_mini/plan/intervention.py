@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from causalab_mini.data.answers import AnswerError, answer_token
@@ -11,9 +13,10 @@ from causalab_mini.errors import PlanError, Problem, listed, quoted
 from causalab_mini.plan import plan as nodes
 from causalab_mini.plan import spec as language
 from causalab_mini.plan.axes import axes_of, misfit
-from causalab_mini.plan.forwards import forward_of, forwards_of
+from causalab_mini.plan.forwards import forward_of, forwards_of, generations_of
 from causalab_mini.plan.position import Position
-from causalab_mini.plan.spec.metrics import AnswerLogprob, ClassMatch, LogitDiff, MetricBase, Recovered, TokenMetric
+from causalab_mini.plan.spec import as_decode
+from causalab_mini.plan.spec.metrics import AnswerLogprob, ClassMatch, GeneratedMatch, LogitDiff, MetricBase, Recovered, TokenMetric
 
 if TYPE_CHECKING:
     from causalab_mini.plan.build import Builder
@@ -33,6 +36,7 @@ class InterventionBuilder:
         is_filtered: bool,
         prompts: Mapping[str, tuple[Prompt, ...]],
         name: str,
+        saved: Sequence[tuple[str, str]] = (),
     ) -> None:
         self.owner = owner
         self.rows = owner.rows
@@ -42,6 +46,9 @@ class InterventionBuilder:
         self.is_filtered = is_filtered
         self.prompts = prompts
         self.name = name
+        self.runs = forwards_of(intervention, saved)
+        self.generating = generations_of(intervention, saved)
+        self.decode = as_decode(intervention.decode)
         self.hidden: dict[tuple[str, str], list[nodes.Read]] = {}
         self.before: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {}
 
@@ -49,8 +56,7 @@ class InterventionBuilder:
         """Returns the intervention; problems of its parts are set down with its owner."""
         owner = self.owner
         writes: dict[tuple[str, str], list[nodes.Write]] = {}
-        forwards = forwards_of(self.intervention)
-        for model, role in forwards:
+        for model, role in self.runs:
             definition = self.intervention.models.get(model)
             for name in definition.writes if definition is not None else ():
                 with owner.noting():
@@ -58,6 +64,7 @@ class InterventionBuilder:
         for key, (model, earlier) in self.before.items():
             writes[key] = [write for write in writes.get((model, key[1]), []) if write.name in earlier]
         reads: dict[tuple[str, str], list[nodes.Read]] = {}
+        said: dict[tuple[str, str], list[nodes.Read]] = {}
         for name, read in self.intervention.reads.items():
             forward = forward_of(read, self.intervention)
             assert forward is not None
@@ -67,20 +74,39 @@ class InterventionBuilder:
                 anchors = self.anchors(read.pos, forward[1], f"{self.path}.reads.{name}.pos")
                 key_anchors = None if read.keys is None else self.anchors(read.keys, forward[1], f"{self.path}.reads.{name}.keys")
                 node = nodes.Read(name, site, read.pos, anchors, read.view, keys=read.keys, key_anchors=key_anchors, featurizer=featurizer)
-                reads.setdefault(forward, []).append(node)
+                (said if read.pos.is_generated else reads).setdefault(forward, []).append(node)
         for key, extra in self.hidden.items():
             reads.setdefault(key, []).extend(extra)
         built = []
-        for model, role in [*forwards, *(key for key in self.hidden if key not in forwards)]:
-            built.append(self.forward(model, role, writes.get((model, role), []), reads.get((model, role), [])))
+        for model, role in [*(run for run in self.runs if run in reads), *(key for key in self.hidden if key not in self.runs)]:
+            own = [self.in_prompt(write) for write in writes.get((model, role), [])]
+            built.append(self.forward(model, role, [write for write in own if write is not None], reads[model, role]))
         metrics = []
         for name, metric in self.intervention.metrics.items():
             with owner.noting():
                 metrics.append(self.metric(name, metric, built))
         ordered = _in_order(built)
+        generations = [self.generation(run, writes.get(run, []), said.get(run, [])) for run in self.generating]
         self.refuse_late_operands(ordered)
-        self.refuse_misfits(ordered, metrics)
-        return nodes.Intervention(self.name, tuple(ordered), tuple(metrics), self.path)
+        self.refuse_misfits([*ordered, *generations], metrics)
+        return nodes.Intervention(self.name, tuple(ordered), tuple(metrics), self.path, tuple(generations))
+
+    def in_prompt(self, write: nodes.Write) -> nodes.Write | None:
+        """Returns a write as it is in the forward over the prompt, which produces the first token; None where it is not made there."""
+        if not write.pos.is_generated or self.decode is None:
+            return write
+        steps = write.pos.steps(self.decode.max_new_tokens)
+        return replace(write, pos=Position(index=-1)) if steps is not None and 0 in steps else None
+
+    def generation(self, run: tuple[str, str], writes: Sequence[nodes.Write], reads: Sequence[nodes.Read]) -> nodes.Forward:
+        """Returns the forwards that generate a continuation."""
+        made = self.forward(*run, writes, reads)
+        assert self.decode is not None
+        longest, n_tokens = self.owner.facts.max_positions, made.n_tokens + self.decode.max_new_tokens
+        if longest is not None and n_tokens - 1 > longest:
+            expected = f"at most {longest} tokens with those that are generated (the model's learned positions)"
+            self.owner.say(f"{self.path}.decode", expected, f"{made.n_tokens} and {self.decode.max_new_tokens}", code="prompt")
+        return replace(made, n_tokens=n_tokens, decode=self.decode)
 
     def forward(self, model: str, role: str, writes: Sequence[nodes.Write], reads: Sequence[nodes.Read]) -> nodes.Forward:
         """Returns a forward with its places in forward order."""
@@ -254,6 +280,10 @@ class InterventionBuilder:
         elif isinstance(metric, TokenMetric):
             for key in metric.columns:
                 tokens[key] = self.rows.tokens(base, getattr(metric, key), metric.token_form, f"{path}.{key}", is_filtered=is_filtered)
+        if isinstance(metric, GeneratedMatch):
+            run = forward_of(metric, self.intervention)
+            tokens["expected"] = self.expected(metric, path)
+            return nodes.Metric(name, _kind(metric), metric.unit, {}, tokens, options, run=run)
         if isinstance(metric, LogitDiff):
             equal = [row for row, (a, b) in enumerate(zip(tokens["a"], tokens["b"], strict=True)) if a is not None and a == b]
             expected = f"two different tokens in {quoted(metric.a)} and {quoted(metric.b)}"
@@ -264,6 +294,30 @@ class InterventionBuilder:
         if isinstance(metric, ClassMatch):
             tokens["classes"] = self.classes(path, metric, tokens["expected"])
         return nodes.Metric(name, _kind(metric), metric.unit, reads, tokens, options)
+
+    def expected(self, metric: GeneratedMatch, path: str) -> tuple[str | nodes.BadCell | None, ...]:
+        """Returns each row's expected text.
+
+        Raises:
+            PlanError: a cell is neither text nor number, or no regular expression where it should be one.
+        """
+        cells: list[str | nodes.BadCell | None] = []
+        for row, cell in enumerate(self.rows.column(self.refs["base"], metric.expected, f"{path}.expected")):
+            found: str | nodes.BadCell | None = None
+            if isinstance(cell, str | int | float) and not isinstance(cell, bool):
+                found = str(cell)
+            elif cell is not None:
+                found = nodes.BadCell(Problem(f"{path}.expected", "a text on every row", f"{quoted(cell)} on row {row}", code="column"))
+            if isinstance(found, str) and metric.how == "regex":
+                try:
+                    re.compile(found)
+                except re.error as error:
+                    got = f"{quoted(found)} on row {row} ({error})"
+                    found = nodes.BadCell(Problem(f"{path}.expected", "a regular expression on every row", got, code="column"))
+            if isinstance(found, nodes.BadCell) and not self.is_filtered:
+                raise PlanError(found.problem)
+            cells.append(found)
+        return tuple(cells)
 
     def classes(self, path: str, metric: ClassMatch, expected: Sequence[int | None]) -> tuple[tuple[int, ...] | None, ...]:
         """Returns each row's classes as token ids.

@@ -16,7 +16,7 @@ from causalab_mini.errors import PlanError, Problem
 from causalab_mini.model.components import COMPONENTS, forward_rank
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.plan.position import Position
-from causalab_mini.plan.spec import Optimizer, Params
+from causalab_mini.plan.spec import Decode, Optimizer, Params
 
 __all__ = ["Attribute", "Featurizer", "Fit", "Forward", "Observe", "Plan", "PlanError", "Read", "Request", "Site", "Weights", "Write"]
 
@@ -217,6 +217,7 @@ class Forward:
         n_rows, n_tokens: rows, and tokens of the longest.
         places: writes and reads, as the forward passes them; at one place writes come first.
         appended: tokens after each row's prompt (an answer that is scored), None where there are none.
+        decode: how a continuation is generated; None where none is. Then its reads are of the generated frame, and its writes of both.
     """
 
     model: str
@@ -226,6 +227,7 @@ class Forward:
     n_tokens: int
     places: tuple[Write | Read, ...]
     appended: tuple[tuple[int, ...], ...] | None = None
+    decode: Decode | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -260,6 +262,7 @@ class Metric:
         tokens: token ids by column key; a row's is None where its cell is empty.
         options: what else the kind has (`k`, `how`).
         inner: the metric that `recovered` is made of.
+        run: the model and role whose continuation is scored; None for a metric of reads.
     """
 
     name: str
@@ -269,24 +272,50 @@ class Metric:
     tokens: Mapping[str, tuple[Any, ...]] = field(hash=False)
     options: Mapping[str, Any] = field(hash=False)
     inner: Metric | None = None
+    run: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Intervention:
-    """One experiment: forwards in the order in which they can run, and scores; `path` is where the document has it."""
+    """One experiment.
+
+    Attributes:
+        forwards: over prompts, in the order in which they can run.
+        metrics: its scores.
+        path: where the document has it.
+        generations: what is generated, after all of the forwards.
+    """
 
     name: str
     forwards: tuple[Forward, ...]
     metrics: tuple[Metric, ...]
     path: str = ""
+    generations: tuple[Forward, ...] = ()
+
+    @property
+    def runs(self) -> tuple[Forward, ...]:
+        """All that is run."""
+        return (*self.forwards, *self.generations)
 
     def forward_of(self, read: str) -> Forward:
         """Returns the forward that a read belongs to."""
-        return next(forward for forward in self.forwards if any(entry.name == read for entry in forward.reads))
+        return next(forward for forward in self.runs if any(entry.name == read for entry in forward.reads))
 
     def read(self, name: str) -> Read:
         """Returns a read by name."""
-        return next(entry for forward in self.forwards for entry in forward.reads if entry.name == name)
+        return next(entry for forward in self.runs for entry in forward.reads if entry.name == name)
+
+    def is_rectangle(self, read: Read) -> bool:
+        """Returns whether a read has as many tokens on every row."""
+        if read.pos.width is None or read.pos.scope is not None:
+            return False
+        decode = self.forward_of(read.name).decode
+        return decode is None or decode.is_full
+
+    def name_of_generation(self, forward: Forward) -> str:
+        """Returns what a continuation is called."""
+        roles = {other.role for other in self.runs if other.model == forward.model}
+        return f"{forward.model}.generated" if len(roles) == 1 else f"{forward.model}.{forward.role}.generated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -557,7 +586,7 @@ def verify(plan: Plan) -> list[str]:
 def _broken(step: Observe, intervention: Intervention) -> Iterator[str]:
     where = f"{step.name}/{intervention.name}"
     read_so_far: set[str] = set()
-    for forward in intervention.forwards:
+    for forward in intervention.runs:
         ranks = [place.site.rank for place in forward.places]
         if ranks != sorted(ranks):
             yield f"{where}: the places of `{forward.model}` on `{forward.role}` are not in forward order"

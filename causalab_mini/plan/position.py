@@ -93,14 +93,31 @@ class Position(Strict):
             raise invalid("`stride` beside a `span`, `last` or `all`", "`index`")
         if self.span is not None and (self.span[0] < 0) == (self.span[1] < 0) and self.span[0] >= self.span[1]:
             raise invalid("a span of at least one token", self.span, key="span")
-        if self.frame == "generated":
-            raise not_yet("the generated frame", "frame")
+        if self.frame == "generated" and self.scope is not None and self.scope.segment not in (None, "eos"):
+            raise invalid("no `segment` but `eos` in the generated frame (there are no turns)", shown(self.scope.segment), key="scope")
+        if self.frame == "prompt" and self.scope is not None and self.scope.segment == "eos":
+            raise invalid("the segment `eos` in the generated frame alone", "the prompt frame", key="scope")
         return self
 
     @property
     def is_plain_index(self) -> bool:
         """Whether this is nothing but an integer."""
-        return self.index is not None and self.scope is None and not self.offset
+        return self.index is not None and self.scope is None and not self.offset and self.frame == "prompt"
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether it is in what the model generates."""
+        return self.frame == "generated"
+
+    def steps(self, n: int) -> range | None:
+        """Returns which of n generated tokens these are on every row, None where that depends on the row's own continuation."""
+        if self.scope is not None or self.offset:
+            return None
+        if self.index is not None:
+            return range(self.index, self.index + 1) if 0 <= self.index < n else None
+        if self.span is not None and 0 <= self.span[0] < self.span[1] <= n:
+            return range(self.span[0], self.span[1], self.stride or 1)
+        return range(0, n, self.stride or 1) if self.all else None
 
     @property
     def width(self) -> int | None:

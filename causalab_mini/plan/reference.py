@@ -64,6 +64,13 @@ into a row (`a.b[1].c`). The rows of a step's roles pair by position. `example_i
 **Positions** count the tokens of a row's own text: 0 is the first, whatever the tokenizer puts before it. A *run* of tokens (all of them, or those
 of a `scope`) is *cut* by `index`, `span`, `last` or `all`. An anchor's tokens are those that overlap its text, so a piece that is begun is had whole.
 
+**Generation.** With `decode`, models go on with their prompts. A position with `"frame": "generated"` counts what a row says: 0 is its first token, -1 its last (the
+stop token, if it said one), a `scope` looks for a text there, and `{"segment": "eos"}` is the stop token. What is read there comes from the forward that *produces* the token:
+`logits` at 0 is what the first token was drawn from, and that is the prompt's own forward. A write there (`index` from 0, a `span`, `all`) is made in
+these forwards too, one token in each; one in the prompt acts on later tokens through the keys and values that they attend to. A row that ends before a token is not eligible there
+(`out_of_range`). A number is short for that many tokens from every row, greedily, with the stop token ruled out. What the models say is saved as `<model>.generated`, a table of ids, text and why each
+row ended, and scored by `generated_match`; what each row says does not depend on the batch, drawn or not.
+
 **Outputs** of a step are named once in the document, and later steps' operands refer to them by that name: `{"ref": "entity_mean"}`.
 
 **Featurizers** are other coordinates for the values of one place. A write with a `featurizer` *encodes* what stands there, changes the coordinates (all
@@ -90,7 +97,7 @@ layers, heads or tokens, each of them is a write of its own. `verify_top` runs t
 MAX_OPTIONS = 8
 ORDER = (
     "Header", "ModelSpec", "Role", "Site", "Subspace", "Pca", "Gate", "Sae", "Linear", "Standardize", "MeanAndStd", "Chain",
-    "Intervention", "Read", "Write", "Params", "OutputRef", "ModelDef", "Position", "Anchor",
+    "Intervention", "Read", "Write", "Params", "OutputRef", "ModelDef", "Decode", "Position", "Anchor",
     "Observe", "Output", "Difference", "DrawnControl", "Where", "Save", "Fit", "Optimizer", "Anneal", "EarlyStop", "Evaluation", "Weights", "Attribute",
 )  # fmt: skip
 

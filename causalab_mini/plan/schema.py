@@ -7,6 +7,7 @@ closed objects, names, and sweeps in place of any value.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from causalab_mini.data.fields import FIELD_PATTERN
@@ -14,6 +15,7 @@ from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan.docstrings import field_docstrings, models
 from causalab_mini.plan.files import METRIC_SUFFIXES, TENSOR_SUFFIXES
 from causalab_mini.plan.spec import FEATURIZER_MODELS, MECHANISM_RULES, METRIC_MODELS, NULLABLE, STEP_MODELS, Spec
+from causalab_mini.plan.spec.decoding import SAMPLING
 from causalab_mini.plan.spec.fits import TRAINING
 from causalab_mini.plan.spec.interventions import WITHOUT_ALIGN
 from causalab_mini.plan.spec.selected import CONTROLS, DRAWS
@@ -101,7 +103,10 @@ def _refine(definitions: dict[str, Any]) -> None:
     position["oneOf"] = [{"required": [cut]} for cut in CUTS]
     position["if"] = {"required": ["index"]}
     position["then"] = {"properties": {"stride": False}}
-    position["properties"]["frame"] = {"const": "prompt", "description": position["properties"]["frame"]["description"]}
+    eos = {"anyOf": [{"const": "eos"}, {"type": "object"}]}
+    position["allOf"] = [
+        {"if": _is("frame", "generated"), "then": _with_segment(eos), "else": _with_segment({"not": {"const": "eos"}})},
+    ]
     short = {"type": "integer", "description": "Short for `index`: one token, negative from the end."}
     definitions["Position"] = {
         "anyOf": [short, position],
@@ -124,7 +129,13 @@ def _refine(definitions: dict[str, Any]) -> None:
     is_number = {"properties": {"operand": {"type": "number"}}, "required": ["operand"]}
     write["allOf"] = [*(_mechanism(name) for name in known), {"if": is_number, "then": {"properties": {"align": NO_ALIGN}}}]
     write["properties"]["features"]["uniqueItems"] = True
-    definitions["Intervention"]["properties"]["decode"] = {"const": 0, "description": "Not there yet."}
+    definitions["Intervention"]["if"] = {"properties": {"reads": {"maxProperties": 0}}}
+    definitions["Intervention"]["then"] = {"required": ["decode"], "properties": {"decode": {"not": {"const": 0}}}}
+    definitions["Decode"]["allOf"] = [
+        {"if": _is("do_sample", True), "then": {"required": ["seed"]}},
+        *(_only_with(key, "do_sample", [True], (True, False)) for key in SAMPLING),
+        {"if": _is("ignore_eos", True), "then": {"properties": {"stop": {"maxItems": 0}}}},
+    ]
     where = definitions["Where"]
     where["anyOf"] = [{"required": ["min"]}, {"required": ["max"]}]
     output = definitions["Output"]
@@ -179,12 +190,17 @@ def _refine_fits(definitions: dict[str, Any]) -> None:
     definitions["DrawnControl"]["allOf"] = [_only_with(key, "kind", list(DRAWS), CONTROLS) for key in ("n", "seed")]
 
 
-def _is(key: str, word: str, *beside: str) -> dict[str, Any]:
+def _with_segment(segment: dict[str, Any]) -> dict[str, Any]:
+    """Returns a schema of positions whose scope has a segment of some kind, if it has one."""
+    return {"properties": {"scope": {"properties": {"segment": segment}}}}
+
+
+def _is(key: str, word: str | bool, *beside: str) -> dict[str, Any]:
     """Returns a schema of objects in which a key has a value, and other keys are there."""
     return {"properties": {key: {"const": word}}, "required": [key, *beside]}
 
 
-def _only_with(key: str, other: str, words: list[str], known: tuple[str, ...]) -> dict[str, Any]:
+def _only_with(key: str, other: str, words: Sequence[str | bool], known: Sequence[str | bool]) -> dict[str, Any]:
     """Returns a schema that refuses a key unless another one has one of some words, or is swept."""
     return {"if": {"properties": {other: {"enum": [word for word in known if word not in words]}}}, "then": {"properties": {key: False}}}
 
@@ -216,9 +232,9 @@ def _refine_rest(made: dict[str, Any], definitions: dict[str, Any]) -> None:
         _only_with("heads", "component", with_heads, known),
         _only_with("units", "component", without_keys, known),
     ]
-    read = definitions["Read"]
-    read["if"] = {"properties": {"model": {"const": "original"}}}
-    read["then"] = {"required": ["input"]}
+    for name in ("Read", "GeneratedMatch"):
+        definitions[name]["if"] = {"properties": {"model": {"const": "original"}}}
+        definitions[name]["then"] = {"required": ["input"]}
     model = definitions["ModelSpec"]
     model["if"] = {"properties": {"key": {"pattern": "^bundled:"}}}
     model["then"] = {"properties": {"revision": False, "key": {"pattern": "^bundled:."}}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from causalab_mini.plan.forwards import GENERATED, Run, forwards_of, generation_named
 from causalab_mini.plan.spec import Attribute, Difference, Fit, Intervention, Observe, Read, Spec, Step, Weights, Write
 from causalab_mini.plan.spec.featurizers import parts_of
 
@@ -22,9 +23,20 @@ def entries_of(spec: Spec, step_name: str, step: Step) -> list[tuple[str, Interv
     return [(entry, spec.interventions[entry]) if isinstance(entry, str) else (step_name, entry)]
 
 
+def saved_of(step: Step, name: str, intervention: Intervention) -> dict[str, Run]:
+    """Returns whose continuations a step saves of one of its interventions, by the names that they have there."""
+    if not isinstance(step, Observe):
+        return {}
+    prefix, is_list = f"{name}/", isinstance(step.interventions, tuple)
+    values = [save.value for save in step.saves if save.value.endswith(GENERATED)]
+    own = [value.removeprefix(prefix) if is_list else value for value in values]
+    found = {value: generation_named(value, intervention, list(step.rows)) for value in own if "/" not in value}
+    return {value: run for value, run in found.items() if run is not None}
+
+
 def live_writes(intervention: Intervention) -> dict[str, Write]:
-    """Returns the writes that are made: those of models that are read."""
-    models = {read.model for read in intervention.reads.values()}
+    """Returns the writes that are made: those of models that are run; where continuations are generated, any may be for a save."""
+    models = set(intervention.models) if intervention.decode else {model for model, _ in forwards_of(intervention)}
     made = {name for model, definition in intervention.models.items() if model in models for name in definition.writes}
     return {name: write for name, write in intervention.writes.items() if name in made}
 

@@ -9,7 +9,6 @@ from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan.docstrings import field_docstrings
 from causalab_mini.plan.position import Anchor, Position
 from causalab_mini.plan.spec import FEATURIZER_MODELS, MECHANISM_RULES, METRIC_MODELS, STEP_MODELS, TokenForm
-from causalab_mini.plan.spec.metrics import NOT_YET_METRICS
 from causalab_mini.plan.spec.saves import Reduce
 from causalab_mini.plan.spec.selected import CONTROLS
 from causalab_mini.plan.spec.steps import NOT_YET_STEPS
@@ -69,7 +68,6 @@ def vocabulary() -> Mapping[str, Mapping[str, str]]:
         "controls": CONTROL_MEANINGS,
         "metrics": {
             **{name: f"{_first_line(model)} [{model.unit}]" for name, model in METRIC_MODELS.items()},
-            **dict.fromkeys(NOT_YET_METRICS, NOT_YET),
         },
         "token forms": TOKEN_FORMS,
         "reductions": REDUCTIONS,

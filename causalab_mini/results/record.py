@@ -45,7 +45,7 @@ def seeds(request: Request) -> list[int]:
     steps = [step for plan in plans for step in plan.steps]
     found = {step.seed for step in steps if isinstance(step, Fit)}
     for observed in (observed for step in steps for observed in observed_by(step)):
-        writes = [write for item in observed.experiments for forward in item.forwards for write in forward.writes]
+        writes = [write for item in observed.experiments for forward in item.runs for write in forward.writes]
         found |= {write.params.seed for write in writes if write.params.seed is not None}
         featurizers = [part for write in writes if write.featurizer is not None for part in write.featurizer.all]
         found |= {part.seed for part in featurizers if part.kind in ("subspace", "gate") and part.file is None}

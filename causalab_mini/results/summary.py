@@ -53,7 +53,7 @@ def summarise(
 
 def seen_rows(step: nodes.Observe, request: nodes.Request, plan: nodes.Plan) -> dict[str, dict[str, int]]:
     """Returns, for a step in coordinates that fits have trained, how many of its rows those were trained on, and chosen by."""
-    places = [place for item in step.interventions for forward in item.forwards for place in forward.places]
+    places = [place for item in step.interventions for forward in item.runs for place in forward.places]
     trained = {part.trained_by for place in places if place.featurizer is not None for part in place.featurizer.all} - {None}
     own, found = _contents(step, request), dict[str, dict[str, int]]()
     for fit in (fit for fit in plan.steps if isinstance(fit, nodes.Fit) and fit.name in trained):

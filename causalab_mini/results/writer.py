@@ -162,6 +162,8 @@ class Writer:
             return output_bytes(value, made.value, made.kind, made.groups, made.is_stacked, made.is_ragged, made.pattern, point.digest)
         if value in results:
             return table_bytes(results[value], suffix)
+        if value in results.get("generated", {}):
+            return table_bytes(results["generated"][value], suffix)
         metrics = results["metrics"]
         return table_bytes(metrics[value] if value in metrics else metrics[value.partition("/")[2]], suffix)
 

@@ -49,9 +49,11 @@ class Identities:
 
     Attributes:
         passes: in the order in which the plan runs them.
+        generations: what is generated, after all passes of an intervention.
         outputs: by name.
         reads: by step, intervention and name.
-        wanted: reads that a metric or an output is made of, with the features that are looked at; None for all.
+        wanted: reads that a metric, an output or a continuation is made of, with the features that are looked at; None for all.
+        generated: reads of the generated frame, which no pass gives.
         learned: by step, what its fit makes.
         point: label of the point.
         training: the fit whose own passes these are; what it trains is not learned yet.
@@ -61,9 +63,11 @@ class Identities:
     training: str | None = None
     learned: dict[str, dict[str, str]] = field(default_factory=dict)
     passes: dict[Use, Identity] = field(default_factory=dict)
+    generations: dict[Use, Identity] = field(default_factory=dict)
     outputs: dict[str, str] = field(default_factory=dict)
     reads: dict[tuple[str, str, str], str] = field(default_factory=dict)
     wanted: dict[str, frozenset[int] | None] = field(default_factory=dict)
+    generated: set[str] = field(default_factory=set)
 
     def output(self, name: str) -> str:
         """Returns what an output is; one of a step that is not looked at is what it is called."""
@@ -84,6 +88,8 @@ class Identities:
 
     def want(self, read: str, features: frozenset[int] | None) -> None:
         """Notes that features of a read are looked at."""
+        if read in self.generated:
+            return
         before = self.wanted.get(read, frozenset())
         self.wanted[read] = None if before is None or features is None else before | features
 
@@ -104,6 +110,14 @@ def identities(schedule: Schedule, training: str | None = None) -> Identities:
                 identity = _identity(one, scope, known, step, intervention)
                 known.passes[Use(schedule.point.label, step.name, intervention.name, index)] = identity
                 known.reads |= {(step.name, intervention.name, name): key for name, key in identity.values.items()}
+            for index, one in enumerate(step_schedule.generations.get(intervention.name, ())):
+                identity = _identity(one, scope, known, step, intervention)
+                known.generations[Use(schedule.point.label, step.name, intervention.name, index)] = identity
+                known.generated |= set(identity.values.values())
+                known.reads |= {(step.name, intervention.name, name): key for name, key in identity.values.items()}
+                for write in one.forward.writes:
+                    if isinstance(write.operand, nodes.FromRead):
+                        known.want(identity.operands[write.name], None)
             for metric in intervention.metrics:
                 for read in metric.reads.values():
                     known.want(known.reads[step.name, intervention.name, read], _features(metric))
@@ -146,14 +160,17 @@ def _identity(one: Pass, scope: str, known: Identities, step: nodes.Observe, int
             operand = (operands[write.name], write.operand.groups)
         coordinates = (featurizers.get(write.name), write.features, write.part, write.is_control)
         writes.append((write.name, _place(one, write), write.mechanism, write.params, write.align, write.order, operand, coordinates))
-    key = hashed("pass", scope, one.forward.rows, one.forward.appended, sorted(one.missing.items()) if writes else (), writes)
+    key = hashed(
+        "pass", scope, one.forward.rows, one.forward.appended, one.forward.decode, sorted(one.missing.items()) if writes else (), writes
+    )
     values = {read.name: hashed("read", key, _place(one, read), read.view) for read in one.forward.reads}
     return Identity(key, scope, values, operands, featurizers)
 
 
 def _place(one: Pass, place: nodes.Read | nodes.Write) -> Any:
     windows = tuple((window.tokens, window.reason) for window in one.windows[place.name])
-    return (place.site, windows, one.keys.get(place.name), getattr(place, "view", ""))
+    said = (place.pos, place.anchors) if place.pos.is_generated else None
+    return (place.site, windows, one.keys.get(place.name), getattr(place, "view", ""), said)
 
 
 def _output(output: nodes.Output | nodes.Difference, known: Identities, step: nodes.Observe) -> str:

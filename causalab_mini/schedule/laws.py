@@ -71,6 +71,7 @@ def too_early(physical: Physical) -> set[str]:
     steps = {(use.point, use.step) for use in physical.uses}
     made = {key for step, keys in physical.learned.items() if step not in steps for key in keys.values()}  # by what ran before
     left = [(key, output) for key, output in physical.made.items()]
+    made |= {output for (point, step_name, _), output in left if (point, step_name) not in steps}  # by what only generates
     broken: set[str] = set()
     has_run: set[str] = set()
 

@@ -70,14 +70,22 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepSchedule:
-    """The passes of one step, in the order in which they can run, by intervention."""
+    """The passes of one step, in the order in which they can run, by intervention; what they generate comes last.
+
+    Places in what is generated have empty windows: they are found when it is.
+    """
 
     step: nodes.Observe
     passes: Mapping[str, tuple[Pass, ...]]
+    generations: Mapping[str, tuple[Pass, ...]] = field(default_factory=dict)
+
+    def every(self, intervention: str) -> tuple[Pass, ...]:
+        """Returns all that is run for an intervention."""
+        return (*self.passes[intervention], *self.generations.get(intervention, ()))
 
     def windows(self, intervention: str, name: str) -> Windows:
         """Returns the windows of a read or write."""
-        return next(one.windows[name] for one in self.passes[intervention] if name in one.windows)
+        return next(one.windows[name] for one in self.every(intervention) if name in one.windows)
 
     def n_keys(self, intervention: str, read: str) -> tuple[int, ...] | None:
         """Returns how many keys a read has on each row; None where its features are no keys."""
@@ -86,7 +94,7 @@ class StepSchedule:
 
     def reasons(self, intervention: str, read: str) -> tuple[Reason, ...]:
         """Returns, row by row, why a read has no value that may be scored; empty where it has one."""
-        owner = next(one for one in self.passes[intervention] if any(entry.name == read for entry in one.forward.reads))
+        owner = next(one for one in self.every(intervention) if any(entry.name == read for entry in one.forward.reads))
         return tuple(window.reason or owner.missing.get(row, "") for row, window in enumerate(owner.windows[read]))
 
 
@@ -119,12 +127,14 @@ class _Shapes:
         keys: keys a row, of outputs whose features are keys.
         reasons: why a row has no value, of unreduced outputs; empty where it has one.
         groups: why a group has no value, of outputs of groups.
+        generated: unreduced outputs of what is generated, whose tokens are not known yet.
     """
 
     by_output: dict[str, tuple[int, ...] | int | None] = field(default_factory=dict)
     keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
     reasons: dict[str, tuple[Reason, ...]] = field(default_factory=dict)
     groups: dict[str, dict[str, Reason]] = field(default_factory=dict)
+    generated: set[str] = field(default_factory=set)
 
     def missing(self, operand: nodes.FromOutput) -> dict[int, Reason]:
         """Returns the rows for which an output has no value, with the reason."""
@@ -146,8 +156,10 @@ def build_schedule(request: nodes.Request, point: nodes.PlannedPoint) -> Schedul
     trainings, attributions = {}, {}
     for step in point.plan.steps:
         for observed in nodes.observed_by(step):
-            passes = {item.name: _passes(request, observed, item, shapes, problems) for item in observed.experiments}
-            schedule = StepSchedule(observed, passes)
+            every = {item.name: _passes(request, observed, item, shapes, problems) for item in observed.experiments}
+            passes = {name: tuple(one for one in found if one.forward.decode is None) for name, found in every.items()}
+            generations = {name: tuple(one for one in found if one.forward.decode is not None) for name, found in every.items()}
+            schedule = StepSchedule(observed, passes, generations)
             if isinstance(step, nodes.Fit) and observed is step.training:
                 trainings[step.name] = schedule
             elif isinstance(step, nodes.Attribute):
@@ -171,7 +183,7 @@ def _passes(
     tokens: dict[str, Windows] = {}
     key_tokens: dict[str, Keys] = {}
     source_lengths: dict[str, list[int]] = {}
-    for forward in intervention.forwards:
+    for forward in intervention.runs:
         prompts = request.prompts[forward.rows]
         windows = {place.name: _windows(place, forward, prompts) for place in forward.places}
         keys = {place.name: _keys(place, forward, prompts) for place in forward.places if COMPONENTS[place.site.component].has_keys}
@@ -214,6 +226,8 @@ def _passes(
 
 
 def _windows(place: nodes.Read | nodes.Write, forward: nodes.Forward, prompts: Sequence[Prompt]) -> Windows:
+    if place.pos.is_generated:
+        return (Window(()),) * len(prompts)
     if forward.appended is not None and isinstance(place, nodes.Read):
         return tuple(
             Window(tuple(range(prompt.n_content - 1, prompt.n_content - 1 + len(answer)))) if answer else Window((), "column_missing")
@@ -301,7 +315,7 @@ def _width_problems(
     if write.align != "exact" or write.operand is None or isinstance(write.operand, nodes.Constant):
         return
     if isinstance(write.operand, nodes.FromRead):
-        if write.operand.read not in tokens:
+        if write.operand.read not in tokens or write.pos.is_generated:
             return
         widths: Sequence[int] = [len(window.tokens) for window in tokens[write.operand.read]]
         if write.operand.derangement is not None and write.mechanism != "permute":
@@ -326,6 +340,11 @@ def _width_problems(
         what = quoted(write.operand.read)
     else:
         shape = shapes.by_output.get(write.operand.output)
+        if write.operand.output in shapes.generated or (write.pos.is_generated and shape not in (None, 1)):
+            hint = "`reduce: mean` makes one vector; `align: mean` gives a row's mean to every written token"
+            got = f"{quoted(write.operand.output)}, of as many tokens as each row has"
+            yield Problem(f"{path}.operand", "one vector, or one token a row, in the generated frame or from it", got, hint, "width")
+            return
         if shape is None or shape == 1:
             return
         widths = shape if isinstance(shape, tuple) else (shape,) * len(windows)
@@ -374,6 +393,11 @@ def _with_other_keys(schedule: StepSchedule) -> Iterable[Problem]:
 def metric_reasons(schedule: StepSchedule, intervention: nodes.Intervention, metric: nodes.Metric) -> tuple[Reason, ...]:
     """Returns, row by row, why a metric can't be scored; empty where it can."""
     found: list[Reason] = [""] * schedule.step.n_rows
+    if metric.run is not None:
+        missing = next(
+            one.missing for one in schedule.generations[intervention.name] if (one.forward.model, one.forward.role) == metric.run
+        )
+        found = [missing.get(row, "") for row in range(schedule.step.n_rows)]
     for read in metric.reads.values():
         found = [reason or own for reason, own in zip(found, schedule.reasons(intervention.name, read), strict=True)]
     for cells in metric.tokens.values():
@@ -388,6 +412,12 @@ def _note_outputs(schedule: StepSchedule, shapes: _Shapes) -> Iterable[Problem]:
         path = f"steps.{step.name}.outputs.{output.name}"
         if isinstance(output, nodes.Difference):
             minuend, subtrahend = (shapes.by_output.get(name) for name in (output.minuend, output.subtrahend))
+            if unknown := {output.minuend, output.subtrahend} & shapes.generated:
+                got = f"{quoted(min(unknown))}, of as many tokens as each row has"
+                yield Problem(
+                    f"{path}.difference", "outputs of one token a row, or one vector, where they are generated", got, code="width"
+                )
+                continue
             if subtrahend not in (None, 1, minuend):
                 expected = f"as many tokens as {quoted(output.minuend)}, row by row, or one vector"
                 yield Problem(f"{path}.difference[1]", expected, quoted(output.subtrahend), code="width")
@@ -401,9 +431,16 @@ def _note_outputs(schedule: StepSchedule, shapes: _Shapes) -> Iterable[Problem]:
             if output.minuend in shapes.reasons:
                 shapes.reasons[output.name] = shapes.reasons[output.minuend]
             continue
-        read = step.intervention(output.intervention).read(output.read)
+        intervention = step.intervention(output.intervention)
+        read = intervention.read(output.read)
+        if read.pos.is_generated:
+            if output.reduce == "none" and read.pos.width != 1:
+                shapes.generated.add(output.name)
+            is_known = output.reduce == "none" or (output.reduce in ("mean", "std") and intervention.is_rectangle(read))
+            shapes.by_output[output.name] = output.k if output.reduce == "pca" else read.pos.width if is_known else None
+            continue
         widths = tuple(len(window.tokens) for window in schedule.windows(output.intervention, output.read))
-        is_rectangle = read.pos.width is not None and read.pos.scope is None
+        is_rectangle = intervention.is_rectangle(read)
         if (n_keys := schedule.n_keys(output.intervention, output.read)) is not None:
             shapes.keys[output.name] = n_keys
         if output.reduce != "none" and step.where is None and not sum(widths):

@@ -235,6 +235,8 @@ class Physical:
         wanted: reads that a metric or an output is made of, with the features that are looked at; None for all.
         made: for every output, by point, step and name, what it is.
         learned: by point and step of a fit, what stands for each featurizer that it trains.
+        continuing: what is generated, by name; after the passes that give its operands.
+        continuations: for everything that the plan generates, what stands for it, and what its reads are.
         idle: by part, rows that are not run, since what would be written there is what stands there.
         frees_early: whether values are let go of after their last use.
         max_kept_bytes: of one set of rows, for streams, and for keys and values.
@@ -249,6 +251,8 @@ class Physical:
     wanted: Mapping[str, frozenset[int] | None] = field(default_factory=dict)
     made: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
     learned: Mapping[tuple[str, str], Mapping[str, str]] = field(default_factory=dict)
+    continuing: Mapping[str, PhysicalPass] = field(default_factory=dict)
+    continuations: Uses = field(default_factory=dict)
     idle: Mapping[str, frozenset[int]] = field(default_factory=dict)
     frees_early: bool = False
     max_kept_bytes: int = MAX_KEPT_BYTES
@@ -335,6 +339,8 @@ def plain_schedule(request: nodes.Request, schedules: Sequence[Schedule], traini
     wanted: dict[str, frozenset[int] | None] = {}
     made: dict[tuple[str, str, str], str] = {}
     learned: dict[tuple[str, str], Mapping[str, str]] = {}
+    continuing: dict[str, PhysicalPass] = {}
+    continuations: dict[Use, tuple[str, Mapping[str, str]]] = {}
     for schedule in schedules:
         found = identities(schedule, training)
         learned |= {(schedule.point.label, step): keys for step, keys in found.learned.items()}
@@ -345,12 +351,31 @@ def plain_schedule(request: nodes.Request, schedules: Sequence[Schedule], traini
             part = Part(name, identity.key, _renamed(one, identity), 1, tuple(range(one.forward.n_rows)))
             passes[name] = PhysicalPass((part,), identity.scope, lengths_of(one.forward, request.prompts))
             uses[use] = (name, identity.values)
+        for use, identity in found.generations.items():
+            one = _renamed(by_step[use.step].generations[use.intervention][use.index], identity)
+            continuing[identity.key] = _also(continuing.get(identity.key), one, identity, request.prompts)
+            continuations[use] = (identity.key, identity.values)
         for read, features in found.wanted.items():
             before = wanted.get(read, frozenset())
             wanted[read] = None if before is None or features is None else before | features
         for step in schedule.steps:
             made |= {(schedule.point.label, step.step.name, output.name): found.outputs[output.name] for output in step.step.outputs}
-    return Physical(passes, uses, request.facts, request.prompts, wanted, made, learned)
+    return Physical(passes, uses, request.facts, request.prompts, wanted, made, learned, continuing, continuations)
+
+
+def _also(known: PhysicalPass | None, one: Pass, identity: Identity, prompts: Mapping[nodes.RowsKey, Sequence[Prompt]]) -> PhysicalPass:
+    """Returns what is generated, with what was read of it before and what is now."""
+    if known is not None:
+        places, windows = list(one.forward.places), dict(one.windows)
+        for read in known.forward.reads:
+            if all(read.name != other.name for other in places):
+                places.append(read)
+                windows[read.name] = known.part.one.windows[read.name]
+        one = one.only(places, windows)
+    decode = one.forward.decode
+    lengths = tuple(prompt.n_tokens + (0 if decode is None else decode.max_new_tokens) for prompt in prompts[one.forward.rows])
+    part = Part(identity.key, identity.key, one, 1, tuple(range(one.forward.n_rows)))
+    return PhysicalPass((part,), identity.scope, lengths, is_narrow=True)
 
 
 def _renamed(one: Pass, identity: Identity) -> Pass:

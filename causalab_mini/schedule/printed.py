@@ -184,6 +184,17 @@ def attribution_lines(request: nodes.Request) -> Iterator[str]:
         yield f"attribute {step.name}: {n} gradient{'s' if n > 1 else ''} over {step.n_rows} rows{exact}"
 
 
+def generation_lines(physical: Physical) -> Iterator[str]:
+    """Yields what is generated, each once for all that look at it."""
+    for one in physical.continuing.values():
+        forward, decode = one.forward, one.forward.decode
+        assert decode is not None
+        most = (
+            f"{decode.max_new_tokens - 1} of one token each" if decode.is_full else f"at most {decode.max_new_tokens - 1} of one token each"
+        )
+        yield f"generate {forward.model} on {forward.role}: {_count(forward.n_rows, 'row')}, a forward over the prompt, then {most}"
+
+
 def data(physical: Physical, fits: Sequence[FitCost] = ()) -> dict[str, Any]:
     """Returns a schedule, and what fits run, as JSON data."""
     names = {name: number for number, name in enumerate(physical.passes, 1)}
@@ -192,6 +203,11 @@ def data(physical: Physical, fits: Sequence[FitCost] = ()) -> dict[str, Any]:
         "passes": [
             _pass_data(one, name, names, physical.facts) | {"frees": [names[source] for source in freed[name]]}
             for name, one in physical.passes.items()
+        ],
+        "generations": [
+            {"model": one.forward.model, "role": one.forward.role, "rows": one.forward.n_rows, "decode": dict(one.forward.decode.spelled())}
+            for one in physical.continuing.values()
+            if one.forward.decode is not None
         ],
         "idle_rows": sum(len(rows) for rows in physical.idle.values()),
         "rewrites": [

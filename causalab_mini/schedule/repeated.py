@@ -190,7 +190,7 @@ def can_join(step: nodes.Fit) -> bool:
     if step.training.where is not None:
         return False
     for observed in (step.training, step.evaluation):
-        places = [place for item in observed.interventions for forward in item.forwards for place in forward.places]
+        places = [place for item in observed.interventions for forward in item.runs for place in forward.places]
         if any(isinstance(place, nodes.Write) and isinstance(place.operand, nodes.FromOutput) for place in places):
             return False
         featurizers = [part for place in places if place.featurizer is not None for part in place.featurizer.all]

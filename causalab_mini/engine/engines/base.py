@@ -33,6 +33,7 @@ class BaseEngine:
         self.module: nn.Module | None = None
         self.takes: frozenset[str] | None = None
         self.trust: Trust | None = None
+        self.cache_difference: float | None = None
 
     @property
     def facts(self) -> ModelFacts:

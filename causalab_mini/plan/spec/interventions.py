@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, Tag, model_validator
 
 from causalab_mini.errors import listed
 from causalab_mini.plan.position import PositionField
+from causalab_mini.plan.spec.decoding import DecodeField
 from causalab_mini.plan.spec.metrics import Metric
 from causalab_mini.plan.spec.sites import Indices, SiteField
-from causalab_mini.plan.strict import MAX_SEED, FrozenDict, Name, Named, Strict, Tuple, invalid, refuse_not_yet, shown, tag_by
+from causalab_mini.plan.strict import MAX_SEED, FrozenDict, Name, Named, Strict, Tuple, invalid, shown, tag_by
 
 Mechanism = Literal["swap", "add_scaled", "lerp", "gaussian", "clamp", "renormalize", "project_out", "permute", "knockout"]
 
@@ -165,16 +166,22 @@ class ModelDef(Strict):
 class Intervention(Strict):
     """One experiment: its reads, writes, intervened models and scores."""
 
-    reads: Annotated[Named[Read], Field(min_length=1)]
-    """What is read."""
+    reads: Named[Read]
+    """What is read; only where something is generated may there be none."""
     writes: Named[Write] = Field(default_factory=FrozenDict)
     """What is written."""
     models: Named[ModelDef] = Field(default_factory=FrozenDict)
     """The intervened models, by name."""
     metrics: Named[Metric] = Field(default_factory=FrozenDict)
     """How reads are scored."""
-    decode: Annotated[Any, refuse_not_yet("`decode`", 0)] = 0
-    """How many tokens are generated, or how."""
+    decode: DecodeField = 0
+    """How many tokens are generated, greedily and past any stop token, or how; 0 for none."""
+
+    @model_validator(mode="after")
+    def _looks_at_something(self) -> Intervention:
+        if not self.reads and not self.decode:
+            raise invalid("at least one", "none", key="reads")
+        return self
 
     @model_validator(mode="after")
     def _original_is_taken(self) -> Intervention:

@@ -21,13 +21,19 @@ class MetricBase(Strict):
     is_differentiable: ClassVar[bool] = True
     needs_vocabulary: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ()
+    reads: ClassVar[tuple[str, ...]] = ()
+
+
+class ReadMetric(MetricBase):
+    """A metric of a read."""
+
     reads: ClassVar[tuple[str, ...]] = ("of",)
 
     of: Name
     """The read that is scored, one token wide."""
 
 
-class TokenMetric(MetricBase):
+class TokenMetric(ReadMetric):
     """A metric that compares with tokens from columns."""
 
     token_form: TokenForm = "space_prefixed"
@@ -111,7 +117,7 @@ class Rank(TokenMetric):
     """The column of the token."""
 
 
-class Kl(MetricBase):
+class Kl(ReadMetric):
     """Kullback–Leibler divergence of the distribution of `of` from that of `against`."""
 
     unit = "nat"
@@ -122,7 +128,7 @@ class Kl(MetricBase):
     """The read that it is compared with."""
 
 
-class Js(MetricBase):
+class Js(ReadMetric):
     """Jensen–Shannon divergence of the distributions of two reads."""
 
     unit = "nat"
@@ -133,7 +139,7 @@ class Js(MetricBase):
     """The read that it is compared with."""
 
 
-class Cosine(MetricBase):
+class Cosine(ReadMetric):
     """Cosine of the angle between two reads of one site."""
 
     unit = "cosine"
@@ -145,7 +151,7 @@ class Cosine(MetricBase):
     """The read that it is compared with."""
 
 
-class Value(MetricBase):
+class Value(ReadMetric):
     """One number made of a read of any place."""
 
     unit = "activation"
@@ -156,7 +162,7 @@ class Value(MetricBase):
     """How the features become one number; `norm` is Euclidean."""
 
 
-class TopK(MetricBase):
+class TopK(ReadMetric):
     """The most likely tokens with their probabilities."""
 
     is_differentiable = False
@@ -189,7 +195,7 @@ class ClassMatch(TokenMetric):
         return cls._column(value) if isinstance(value, str) else value
 
 
-class Recovered(MetricBase):
+class Recovered(ReadMetric):
     """Where a metric stands between its corrupt and its clean value: 0 is corrupt, 1 is clean."""
 
     unit = "fraction"
@@ -216,6 +222,32 @@ class AnswerLogprob(TokenMetric):
     """The column of the answer."""
 
 
+class GeneratedMatch(MetricBase):
+    """1 where what a model says matches the expected text, else 0."""
+
+    is_differentiable = False
+    unit = "fraction"
+    needs_vocabulary = False
+    columns = ("expected",)
+
+    kind: Literal["generated_match"]
+    model: Name = "original"
+    """Whose continuation: `original`, or a name of `models`."""
+    input: Name | None = None
+    """Which role it runs on; required for `original`, absent a model's own."""
+    expected: str
+    """The column of the expected text."""
+    how: Literal["exact", "prefix", "contains", "regex"] = "exact"
+    """What matches: all of it, how it begins, anything in it (white space at both ends aside), or a regular expression anywhere."""
+
+    @field_validator("expected")
+    @classmethod
+    def _is_a_column(cls, value: str) -> str:
+        if parse_field(value) is None:
+            raise invalid(COLUMN_PATH, shown(value))
+        return value
+
+
 METRIC_MODELS: Mapping[str, type[MetricBase]] = {
     "match": Match,
     "logit_diff": LogitDiff,
@@ -231,10 +263,10 @@ METRIC_MODELS: Mapping[str, type[MetricBase]] = {
     "class_match": ClassMatch,
     "recovered": Recovered,
     "answer_logprob": AnswerLogprob,
+    "generated_match": GeneratedMatch,
 }
-NOT_YET_METRICS = ("generated_match",)
 
-_DISCRIMINATOR, _KNOWN_KIND = tag_by_kind(METRIC_MODELS, NOT_YET_METRICS)
+_DISCRIMINATOR, _KNOWN_KIND = tag_by_kind(METRIC_MODELS, ())
 
 Metric = Annotated[
     Annotated[Match, Tag("<match>")]
@@ -250,7 +282,8 @@ Metric = Annotated[
     | Annotated[TopK, Tag("<top_k>")]
     | Annotated[ClassMatch, Tag("<class_match>")]
     | Annotated[Recovered, Tag("<recovered>")]
-    | Annotated[AnswerLogprob, Tag("<answer_logprob>")],
+    | Annotated[AnswerLogprob, Tag("<answer_logprob>")]
+    | Annotated[GeneratedMatch, Tag("<generated_match>")],
     _DISCRIMINATOR,
     _KNOWN_KIND,
 ]

@@ -13,6 +13,7 @@ from causalab_mini.schedule.physical import Part, Physical, PhysicalPass, givers
 
 MAX_TOKENS = 512
 """Tokens of a pass from which on joining it with others saves nothing."""
+NEVER = 1 << 60
 MAX_WASTE = 0.1
 """Padding that joining may add, as a share of what is run."""
 
@@ -114,8 +115,8 @@ class _Ready:
 
 
 def _made(physical: Physical, last_of_step: Mapping[tuple[str, str], int]) -> dict[str, int]:
-    """Returns after which of the plan's passes each output is first there."""
+    """Returns after which of the plan's passes each output is first there; of a step that only generates, after all that is known here."""
     found: dict[str, int] = {}
     for (point, step, _), output in physical.made.items():
-        found[output] = min(found.get(output, 1 << 60), last_of_step[point, step] + 1)
+        found[output] = min(found.get(output, NEVER + 1), last_of_step.get((point, step), NEVER) + 1)
     return found
