@@ -504,3 +504,84 @@ def test_one_token_of_each_row_is_written_in_a_later_step(carry_out, rows_of, pl
         place = spot(model, "block_output", 1, [at])
         logits = forward(model, ids, {"logits": spot(model, "logits", None, [at])}, [(place, lambda old, f, value=value: value)])["logits"]
         torch.testing.assert_close(run.step("then").results["outputs"]["end_out"].value.row(index)[0], logits, atol=2e-4, rtol=1e-4)
+
+
+SELECTED = {
+    "5": lambda n, said: [5],
+    "prompt[0]": lambda n, said: [0],
+    "prompt[-2]": lambda n, said: [n - 2],
+    "prompt[-2]+1": lambda n, said: [n - 1],
+    "prompt[-1]+1": lambda n, said: [n],
+    "prompt[1:4]": lambda n, said: [1, 2, 3],
+    "prompt[*]": lambda n, said: range(n),
+    "generated[0]": lambda n, said: [n],
+    "generated[0]-1": lambda n, said: [n - 1],
+    "generated[1]": lambda n, said: [n + 1],
+    "generated[-1]": lambda n, said: [n + said - 1],
+    "generated[-3]+1": lambda n, said: [n + said - 2],
+    "generated[*]": lambda n, said: range(n, n + said),
+    "generated[1:3]": lambda n, said: [n + 1, n + 2],
+    "generated[2:]": lambda n, said: range(n + 2, n + said),
+}
+"""Which tokens of a prompt of n and what was said behind it each string names, the tokenizer's own counted."""
+
+
+@pytest.mark.parametrize("name", ["successor-llama", "successor-gpt2"])
+def test_selectors_name_tokens_as_the_model_sees_them(name, carry_out, plain_models):
+    model, tokenizer = plain_models(name)
+    rows = [{"input": text} for text in RAGGED if len(ids_of(tokenizer, text)[0]) > 5]
+    reads = {f"r{index}": {"site": STREAM, "pos": text} for index, text in enumerate(SELECTED)}
+    raw = saying(reads, decode={"max_new_tokens": 12})
+    raw["steps"]["go"]["outputs"] = {f"{read}_out": read for read in reads}
+    run = carry_out(raw, rows, name, check="full")
+    made, where = run.step("go").results["outputs"], run.step("go").results["positions"]
+    for index, row in enumerate(rows):
+        prompt, said = ids_of(tokenizer, row["input"])[0], lines(run)[index]["ids"]
+        whole = [*prompt, *said]
+        stream = forward(model, whole, {"x": spot(model, "block_output", 1, range(len(whole)))})["x"]
+        for number, tokens in enumerate(SELECTED.values()):
+            named = list(tokens(len(prompt), len(said)))
+            torch.testing.assert_close(made[f"r{number}_out"].value.row(index)[0], stream[named], atol=2e-4, rtol=1e-4)
+    longest = max(len(ids_of(tokenizer, row["input"])[0]) for row in rows)
+    assert where["r7"]["rows"] == ((longest,),) * len(rows)
+    assert all(check.status == "passed" for check in run.step("go").results["checks"] if check.name == "rows")
+
+
+def test_the_last_token_is_run_only_where_a_selector_asks_for_it(carry_out, monkeypatch):
+    from causalab_mini.engine import decoding
+
+    steps = []
+    plain = decoding._Batch.step
+    monkeypatch.setattr(decoding._Batch, "step", lambda self, **how: (steps.append(how), plain(self, **how))[1])
+    rows = [{"input": RAGGED[0]}, {"input": RAGGED[2]}]
+    for text, n in (("generated[1]", 4), ("generated[3]", 5), ("generated[-2]", 4), ("generated[-1]", 5), ("generated[*]", 5)):
+        steps.clear()
+        carry_out(saying({"x": {"site": STREAM, "pos": text}}, decode=4), rows, kind="hooks")
+        assert len(steps) == n, text
+
+
+def test_a_selected_token_is_written_where_it_is_the_input(carry_out, rows_of, plain_models):
+    model, tokenizer = plain_models("successor-llama")
+    rows = rows_of("successor-llama")
+    raw = patched("generated[1]", operand=-0.5, mechanism="add_scaled", params={"scale": 3.0})
+    run = carry_out(raw, rows, check="full")
+    for index, row in enumerate(rows):
+
+        def put(ids, n):
+            return [(spot(model, "block_output", 1, [n + 1]), lambda value, found: value - 1.5)] if len(ids) > n + 1 else []
+
+        ids, _, _ = by_hand(model, tokenizer, row["input"], 6, put, barred=stops_of(model))
+        assert lines(run, "patched.generated")[index]["ids"] == ids
+    assert run.step("go").results["positions"]["patch"]["content"] == ((1,),) * len(rows)
+
+
+def test_selectors_are_told_apart_and_explained(carry_out):
+    from causalab_mini.plan.position import as_position
+
+    assert as_position("prompt[-1]") != as_position(-1)
+    assert str(as_position("prompt[-1]+1")) == '"prompt[-1]+1" = generated[0] (in the forward after it is said)'
+    assert str(as_position("prompt[2]")) == '"prompt[2]" (of the prompt as the model sees it)'
+    digests = {
+        load_raw(saying({"x": {"site": STREAM, "pos": pos}})).points[0].digest for pos in ("prompt[-1]", -1, "prompt[-2]+1", "generated[0]")
+    }
+    assert len(digests) == 4

@@ -69,7 +69,7 @@ REFUSED = {
     "5-1": ("a bare index takes no offset", "write `4`"),
     "5 + 1": ("a space inside", "write `6`"),
     "1-5": ("a bare index takes no offset", "write `prompt[-1]` or `generated[-1]` for the last token"),
-    "-1": ("a negative index of what is not there yet", "write `prompt[-1]` or `generated[-1]`"),
+    "-1": ("a negative index of what has no end yet", "write `prompt[-1]` or `generated[-1]`"),
     "+5": ("an index is written in digits alone, without a leading zero", "write `5`"),
     "007": ("an index is written in digits alone, without a leading zero", "write `7`"),
     "-0": ("an index is written in digits alone, without a leading zero", "write `0`"),

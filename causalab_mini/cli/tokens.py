@@ -147,7 +147,7 @@ def _line(label: str, prompt: Prompt, windows: Sequence[Window]) -> Text:
 def _position(text: str) -> Any:
     from pydantic import ValidationError
 
-    from causalab_mini.plan.position import Position
+    from causalab_mini.plan.position import Position, as_position
     from causalab_mini.plan.problems import problems_of
 
     try:
@@ -157,7 +157,7 @@ def _position(text: str) -> Any:
             Problem("--pos", 'a position as JSON, such as -1 or {"index": -1, "scope": {"variable": "entity"}}', quoted(text), code="usage")
         ) from None
     try:
-        found = Position.model_validate(value)
+        found = as_position(value)
         if found.is_generated:
             expected, hint = (
                 "a position in the prompt (nothing is generated here)",

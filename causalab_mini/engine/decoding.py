@@ -94,6 +94,8 @@ def generate(engine: Engine, one: Pass, rows: Sequence[int], given: Given, into:
     with gradients("off"):
         while made.speech.goes_on:
             made.step()
+        if made.wants_last():
+            made.step(is_last=True)
     made.finish(into)
 
 
@@ -146,8 +148,17 @@ class _Batch:
         self.found: dict[str, dict[int, dict[int, Tensor]]] = {read.name: {row: {} for row in rows} for read in one.forward.reads}
         self.writes: dict[str, WriteEvidence] = {}
 
-    def step(self) -> None:
-        """Runs one forward, and has every row that goes on say a token."""
+    def wants_last(self) -> bool:
+        """Returns whether a token that no forward has had as input is wanted, now that all rows have ended."""
+        for read in self.one.forward.reads:
+            for place, row in enumerate(self.rows) if read.pos.lag else ():
+                tokens = locate(read.pos, None, self.continuation(place, row).prompt).tokens
+                if any(token + read.pos.lag >= self.n_steps for token in tokens):
+                    return True
+        return False
+
+    def step(self, is_last: bool = False) -> None:
+        """Runs one forward, and has every row that goes on say a token, unless all have said their last."""
         step, batch = self.n_steps, self.batch()
         on_batch = PassOnBatch(self.located(step), self.rows, 0, batch.input_ids.shape[1], self.given, self.engine.facts)
         columns = None
@@ -162,7 +173,8 @@ class _Batch:
         for read in on_batch.one.forward.reads:
             if read.name != NEXT.name:
                 self.take(read, on_batch.value(read, state), on_batch.one.windows[read.name], step)
-        self.speech.hear(on_batch.value(NEXT, state).data[0].float(), step)
+        if not is_last:
+            self.speech.hear(on_batch.value(NEXT, state).data[0].float(), step)
         self.n_steps += 1
 
     def batch(self) -> Batch:
@@ -180,18 +192,20 @@ class _Batch:
         """Returns what is read and written at a step, with the one token of each row that goes on."""
         forward, prompts = self.one.forward, self.prompts
         nowhere = (Window(()),) * forward.n_rows
-        here, going = list(nowhere), list(nowhere)
+        here, going, given = list(nowhere), list(nowhere), list(nowhere)
         for place, row in enumerate(self.rows):
             here[row] = Window((prompts[row].n_content + step - 1,))
-            if place not in self.speech.ended:
+            if place not in self.speech.ended and step < self.most:
                 going[row] = here[row]
+            if 0 < step <= len(self.speech.said(place)):
+                given[row] = here[row]
         places: list[nodes.Read | nodes.Write] = [NEXT]
         windows = {NEXT.name: tuple(here)}
         for each in forward.places:
             steps = each.pos.steps(self.most)
             if step in steps if each.pos.is_generated and steps is not None else each.pos.is_generated or step == 0:
                 places.append(each)
-                windows[each.name] = tuple(going) if each.pos.is_generated else self.one.windows[each.name]
+                windows[each.name] = self.one.windows[each.name] if not each.pos.is_generated else tuple(given if each.pos.lag else going)
         ordered = tuple(sorted(places, key=lambda each: (each.site.rank, isinstance(each, nodes.Read))))
         appended = ((0,) * step,) * forward.n_rows if step else None
         keys = {name: found for name, found in self.one.keys.items() if name in windows}
@@ -199,12 +213,9 @@ class _Batch:
 
     def take(self, read: nodes.Read, value: Value, windows: Sequence[Window], step: int) -> None:
         """Keeps what a read found on every row that goes on; of the last n tokens, no more than those."""
-        pos, data = read.pos, value.data
+        n_kept, data = read.pos.n_last, value.data
         if read.view == "logits":
             data = self.engine.unembed(data)
-        n_kept = None
-        if pos.scope is None and not pos.offset:
-            n_kept = -pos.index if pos.index is not None and pos.index < 0 else pos.last
         for start, row in zip(value.starts, self.rows, strict=True):
             if windows[row].tokens:
                 own = self.found[read.name][row]
@@ -221,10 +232,12 @@ class _Batch:
             anchors = read.anchors or (None,) * self.one.forward.n_rows
             for row in self.rows:
                 windows[row] = locate(read.pos, anchors[row], said[row].prompt)
-                values[row] = [self.found[read.name][row][token] for token in windows[row].tokens]
+                values[row] = [self.found[read.name][row][token + read.pos.lag] for token in windows[row].tokens]
         for write in (write for write in self.one.forward.writes if write.pos.is_generated):
             steps = write.pos.steps(self.most) or ()
-            tokens = {row: tuple(token for token in steps if token < len(said[row].ids)) for row in self.rows}
+            lag = write.pos.lag
+            made = [step - lag for step in steps if step < self.n_steps]
+            tokens = {row: tuple(token for token in made if token < len(said[row].ids)) for row in self.rows}
             found = {row: Window(own, "" if own else "out_of_range") for row, own in tokens.items()}
             into.windows.setdefault(write.name, {}).update(found)
         for name, evidence in self.writes.items():

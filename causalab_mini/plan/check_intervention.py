@@ -140,12 +140,9 @@ class InterventionChecker:
         if site is not None and (site.about.has_keys or site.component == "input_ids"):
             what = "its keys are others at every token" if site.about.has_keys else "the tokens are saved as `<model>.generated`"
             self.say(f"{path}.pos", "a position in the prompt at this component", f"{quoted(site.component)}: {what}", code="generated")
-        ends = [pos.index, pos.last, *(pos.span or ())]
         most = decode.max_new_tokens
-        beyond = (pos.index is not None and not -most <= pos.index < most) or any(
-            end is not None and not -most <= end <= most for end in ends
-        )
-        if beyond and pos.scope is None:
+        beyond = pos.is_beyond(most)
+        if beyond:
             self.say(f"{path}.pos", f"tokens among the {most} that are generated at most", f"`{pos}`", code="generated")
         if isinstance(place, Write) and not beyond and pos.steps(most) is None:
             expected = (

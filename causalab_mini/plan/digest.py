@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from causalab_mini.plan.position import Position
+from causalab_mini.plan.position import Position, Selected
 from causalab_mini.plan.spec import Attribute, DrawnControl, Fit, Intervention, Optimizer, Params, Site, Spec, Write, as_control
 from causalab_mini.plan.spec.fits import BETAS
 from causalab_mini.plan.spec.selected import DRAWS
@@ -54,6 +54,8 @@ def _featurizer(name: str, spec: Spec) -> Any:
 def _plain(value: Any) -> Any:
     if isinstance(value, Site) and isinstance(value.layers, tuple) and len(value.layers) == 1:
         return {**_spelled(value), "layers": value.layers[0]}
+    if isinstance(value, Selected):
+        return value.selector
     if isinstance(value, Position):
         return {key: inner for key, inner in _spelled(value).items() if (key, inner) not in (("stride", 1), ("offset", 0))}
     if isinstance(value, DrawnControl):

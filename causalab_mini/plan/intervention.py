@@ -103,7 +103,8 @@ class InterventionBuilder:
         made = self.forward(*run, writes, reads)
         assert self.decode is not None
         longest, n_tokens = self.owner.facts.max_positions, made.n_tokens + self.decode.max_new_tokens
-        if longest is not None and n_tokens - 1 > longest:
+        n_fed = n_tokens - (0 if any(read.pos.lag for read in reads) else 1)
+        if longest is not None and n_fed > longest:
             expected = f"at most {longest} tokens with those that are generated (the model's learned positions)"
             self.owner.say(f"{self.path}.decode", expected, f"{made.n_tokens} and {self.decode.max_new_tokens}", code="prompt")
         return replace(made, n_tokens=n_tokens, decode=self.decode)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from causalab_mini.data.fields import parse_field
-from causalab_mini.plan.strict import Strict, Tuple, invalid, not_yet, one_of, shown
+from causalab_mini.plan.selector import FORMS, PositionKind, PositionSelector, read_position
+from causalab_mini.plan.strict import Strict, Tuple, invalid, one_of, shown
 
 SEGMENT_PATTERN = r"^[A-Za-z_][A-Za-z0-9_-]*(\[[0-9]{1,9}\])?$"
 
@@ -77,10 +78,8 @@ class Position(Strict):
     def _short_form(cls, value: Any) -> Any:
         if isinstance(value, int) and not isinstance(value, bool):
             return {"index": value}
-        if isinstance(value, str):
-            raise not_yet("selector strings")
         if not isinstance(value, dict):
-            raise invalid("a position (an integer or an object)", shown(value))
+            raise invalid("a position (an integer, a selector string or an object)", shown(value))
         return value
 
     @model_validator(mode="after")
@@ -109,8 +108,27 @@ class Position(Strict):
         """Whether it is in what the model generates."""
         return self.frame == "generated"
 
+    @property
+    def lag(self) -> int:
+        """How many forwards after the one that produces a token it is read: it is read in that one."""
+        return 0
+
+    @property
+    def n_last(self) -> int | None:
+        """How many of the last generated tokens this is among; None where it is counted from the first, or looked for."""
+        if self.scope is not None or self.offset:
+            return None
+        return -self.index if self.index is not None and self.index < 0 else self.last
+
+    def is_beyond(self, n: int) -> bool:
+        """Returns whether no row has these tokens, with n that are generated at most."""
+        if self.scope is not None:
+            return False
+        ends = [end for end in (self.last, *(self.span or ())) if end is not None]
+        return (self.index is not None and not -n <= self.index < n) or any(not -n <= end <= n for end in ends)
+
     def steps(self, n: int) -> range | None:
-        """Returns which of n generated tokens these are on every row, None where that depends on the row's own continuation."""
+        """Returns the forwards that produce these of n generated tokens on every row, None where that depends on the row's own continuation."""
         if self.scope is not None or self.offset:
             return None
         if self.index is not None:
@@ -136,7 +154,109 @@ class Position(Strict):
         return spell(self)
 
 
-PositionField = Annotated[Position, Field(json_schema_extra={"examples": [-1, {"index": -1, "scope": {"variable": "entity"}}]})]
+class Selected(Position):
+    """Tokens that a selector string names, counted as the model sees them; a generated one is read where it is the input.
+
+    A selector stays in the sequence that it counts in; one that leaves it on every row alike is of the other (`prompt[-1]+1` is `generated[0]`).
+    """
+
+    selector: str
+    """The string."""
+
+    @classmethod
+    def of(cls, text: str) -> Selected:
+        """Returns the tokens that a string names.
+
+        Raises:
+            PydanticCustomError: it names none; with the correction where there is one.
+        """
+        found = read_position(text)
+        if not isinstance(found, PositionSelector):
+            got, hint = found
+            raise invalid(FORMS, got, hint)
+        return cls.model_construct(selector=text.strip(), frame="prompt" if _settled(found).is_in_prompt else "generated")
+
+    @property
+    def tokens(self) -> PositionSelector:
+        """What it names, in the sequence that it means."""
+        found = read_position(self.selector)
+        assert isinstance(found, PositionSelector)
+        return _settled(found)
+
+    @property
+    def lag(self) -> int:
+        """How many forwards after the one that produces a token it is read: the next has it as its input."""
+        return 1
+
+    @property
+    def is_plain_index(self) -> bool:
+        """Whether this is nothing but an integer, counted in the content."""
+        return False
+
+    @property
+    def n_last(self) -> int | None:
+        """How many of the last generated tokens this is among; None where it is counted from the first."""
+        found = self.tokens
+        return max(1, -found.index - found.offset) if found.needs_the_end else None
+
+    def steps(self, n: int) -> range | None:
+        """Returns the forwards that have these of n generated tokens as input, on every row, None where that depends on the row."""
+        found = self.tokens
+        if found.needs_the_end:
+            return None
+        if not found.is_continuous:
+            return range(found.index + 1, found.index + 2)
+        return range(found.index + 1, 1 + (n if found.stop is None else min(n, found.stop)))
+
+    def is_beyond(self, n: int) -> bool:
+        """Returns whether no row has these tokens, with n that are generated at most."""
+        found = self.tokens
+        if found.needs_the_end:
+            return not 0 < -found.index - found.offset <= n
+        return found.index >= n
+
+    @property
+    def width(self) -> int | None:
+        """How many tokens this is on every row; None of a run, of which there is what there is."""
+        return None if self.tokens.is_continuous else 1
+
+    def __str__(self) -> str:
+        found, text = self.tokens, f'"{self.selector}"'
+        meant = str(found)
+        alike = "" if meant == self.selector else f" = {meant}"
+        if self.is_generated:
+            return f"{text}{alike} (in the forward after it is said)"
+        return f"{text}{alike} (of the prompt as the model sees it)"
+
+
+def _settled(found: PositionSelector) -> PositionSelector:
+    """Returns a selector in the sequence that it means on every row, without an offset where it needs none."""
+    if found.is_continuous or not found.offset:
+        return found
+    moved = found.index + found.offset
+    if found.kind is PositionKind.PROMPT_INDEX and found.index < 0:
+        kind = PositionKind.PROMPT_INDEX if moved < 0 else PositionKind.GENERATED_INDEX
+        return PositionSelector(kind, moved)
+    if found.kind is PositionKind.GENERATED_INDEX and found.index >= 0:
+        kind = PositionKind.PROMPT_INDEX if moved < 0 else PositionKind.GENERATED_INDEX
+        return PositionSelector(kind, moved)
+    return found
+
+
+def _as_selected(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    return Selected.of(value) if isinstance(value, str) else handler(value)
+
+
+PositionField = Annotated[
+    Position,
+    WrapValidator(_as_selected),
+    Field(json_schema_extra={"examples": [-1, {"index": -1, "scope": {"variable": "entity"}}]}),
+]
+
+
+def as_position(value: Any) -> Position:
+    """Returns the position that a JSON value is: an integer, a selector string, or an object."""
+    return Selected.of(value) if isinstance(value, str) else Position.model_validate(value)
 
 
 def spell(value: Any) -> str:

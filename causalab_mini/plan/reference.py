@@ -64,6 +64,11 @@ into a row (`a.b[1].c`). The rows of a step's roles pair by position. `example_i
 **Positions** count the tokens of a row's own text: 0 is the first, whatever the tokenizer puts before it. A *run* of tokens (all of them, or those
 of a `scope`) is *cut* by `index`, `span`, `last` or `all`. An anchor's tokens are those that overlap its text, so a piece that is begun is had whole.
 
+**Selectors**, the strings of extraction specs, stand wherever a position does: `"5"`, `"prompt[-1]"`, `"generated[2]"`, runs (`"prompt[1:4]"`, `"generated[*]"`), and shifts (`"prompt[-1]+1"`, which is
+`"generated[0]"`). They count all tokens that the model sees, its tokenizer's own at the beginning too, and a generated token is *itself*: its value is that of the forward that has
+it as input, one after the forward that produced it. The last token that a row says is run only where a selector asks for it. In a document a selector stays in the sequence that it counts in
+(`"5"`: in the prompt), but for shifts that leave it on every row alike; a run is as long as the row has tokens.
+
 **Generation.** With `decode`, models go on with their prompts. A position with `"frame": "generated"` counts what a row says: 0 is its first token, -1 its last (the
 stop token, if it said one), a `scope` looks for a text there, and `{"segment": "eos"}` is the stop token. What is read there comes from the forward that *produces* the token:
 `logits` at 0 is what the first token was drawn from, and that is the prompt's own forward. A write there (`index` from 0, a `span`, `all`) is made in

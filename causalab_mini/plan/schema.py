@@ -108,10 +108,15 @@ def _refine(definitions: dict[str, Any]) -> None:
         {"if": _is("frame", "generated"), "then": _with_segment(eos), "else": _with_segment({"not": {"const": "eos"}})},
     ]
     short = {"type": "integer", "description": "Short for `index`: one token, negative from the end."}
+    selector = {
+        "type": "string",
+        "pattern": r"^\s*(?:\d+|(?:prompt|generated)\[-?\d+\](?:[+-]\d+)?|(?:prompt|generated)\[(?:\*|\d+:\d*)\])\s*$",
+        "description": "A selector: tokens counted as the model sees them (`5`, `prompt[-1]`, `generated[*]`, `prompt[-1]+1`).",
+    }
     definitions["Position"] = {
-        "anyOf": [short, position],
+        "anyOf": [short, position, selector],
         "description": position["description"],
-        "examples": [-1, {"index": -1, "scope": {"variable": "entity"}}, {"last": 3}],
+        "examples": [-1, {"index": -1, "scope": {"variable": "entity"}}, {"last": 3}, "generated[0]"],
     }
     anchor = definitions["Anchor"]
     anchor["minProperties"] = 1

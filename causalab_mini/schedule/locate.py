@@ -8,7 +8,7 @@ from typing import Literal
 
 from causalab_mini.data.characters import Span
 from causalab_mini.data.prompts import Prompt
-from causalab_mini.plan.position import Anchor, Position
+from causalab_mini.plan.position import Anchor, Position, Selected
 
 Reason = Literal["", "alignment_missing", "alignment_ambiguous", "out_of_range", "filtered", "column_missing"]
 
@@ -41,6 +41,8 @@ def locate(pos: Position, anchor: str | None, prompt: Prompt) -> Window:
         anchor: the row's text of the position's anchor, None where it has none.
         prompt: the row.
     """
+    if isinstance(pos, Selected):
+        return _selected(pos, prompt)
     try:
         run = _run(pos.scope, anchor, prompt)
         cut = _cut(pos, run)
@@ -50,6 +52,18 @@ def locate(pos: Position, anchor: str | None, prompt: Prompt) -> Window:
     except _MissError as miss:
         return Window((), miss.reason)
     return Window(tokens)
+
+
+def _selected(pos: Selected, prompt: Prompt) -> Window:
+    """Returns the tokens that a selector names, which counts the tokenizer's own too; of a run, those that there are."""
+    found, n = pos.tokens, prompt.n_tokens
+    if found.is_continuous:
+        tokens = range(found.index, n if found.stop is None else min(found.stop, n))
+    else:
+        base = found.index if found.index >= 0 else n + found.index
+        token = base + found.offset
+        tokens = range(token, token + 1) if 0 <= base < n and 0 <= token < n else range(0)
+    return Window(tuple(token - prompt.n_prefix for token in tokens), "" if tokens else "out_of_range")
 
 
 def _run(scope: Anchor | None, anchor: str | None, prompt: Prompt) -> range:

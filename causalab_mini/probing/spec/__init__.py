@@ -7,11 +7,11 @@ point token by token (`ExtractionPoint.matches`, `advance` where `until` counts 
 """
 
 from causalab_mini.errors import Issue, SpecValidationError
+from causalab_mini.plan.selector import PositionKind, PositionSelector, parse_position
 from causalab_mini.probing.spec.compiled import CompiledSelector, compile_point, compile_selector
 from causalab_mini.probing.spec.firing import Progress, advance
 from causalab_mini.probing.spec.parse import is_spec_file, load_yaml_file, parse_dict, parse_yaml, verify_point
 from causalab_mini.probing.spec.point import ExtractionPoint, InterventionPolicy, ProbeSpec
-from causalab_mini.probing.spec.selector import PositionKind, PositionSelector, parse_position
 from causalab_mini.probing.spec.words import (
     ExecutionMode,
     InterventionMode,

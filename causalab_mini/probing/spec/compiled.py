@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from causalab_mini.plan.selector import PositionSelector
 from causalab_mini.probing.spec.point import ExtractionPoint
-from causalab_mini.probing.spec.selector import PositionSelector
 
 _NOTHING = range(0)
 

@@ -9,8 +9,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
 from causalab_mini.errors import did_you_mean, listed
 from causalab_mini.model.components import ALIASES
+from causalab_mini.plan.selector import FORMS, PositionSelector, read_position
 from causalab_mini.plan.strict import Strict, invalid, shown
-from causalab_mini.probing.spec.selector import FORMS, PositionSelector, read_position
 from causalab_mini.probing.spec.words import ExecutionMode, InterventionMode, OnTimeout, Overflow, ProbeKind, TensorType, Until
 
 _SHORT = (TensorType.RESIDUAL_STREAM, TensorType.ATTN_OUT, TensorType.MLP_OUT, TensorType.KV, TensorType.FINAL_NORM)

@@ -15,10 +15,10 @@ from causalab_mini.data.fields import path_text
 from causalab_mini.data.strict_json import parse_json, read_text
 from causalab_mini.errors import DocumentError, InputError, Issue, Problem, SpecValidationError, did_you_mean, listed, quoted
 from causalab_mini.plan.problems import location, problems_of
+from causalab_mini.plan.selector import PositionSelector, read_position
 from causalab_mini.plan.strict import shown
 from causalab_mini.probing.spec.entry import PointEntry
 from causalab_mini.probing.spec.point import ExtractionPoint, InterventionPolicy, ProbeSpec
-from causalab_mini.probing.spec.selector import PositionSelector, read_position
 from causalab_mini.probing.spec.tree import MAX_BYTES, Path, Tree, tree_of_data, tree_of_json, tree_of_yaml
 from causalab_mini.probing.spec.words import TensorType
 from causalab_mini.probing.spec.write import extraction_point_to_dict

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from causalab_mini.plan.selector import PositionSelector
 from causalab_mini.plan.strict import FrozenDict
-from causalab_mini.probing.spec.selector import PositionSelector
 from causalab_mini.probing.spec.words import (
     ExecutionMode,
     InterventionMode,

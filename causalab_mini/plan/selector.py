@@ -75,6 +75,11 @@ class PositionSelector:
         return self.kind in _OF_PROMPT
 
     @property
+    def is_in_prompt(self) -> bool:
+        """Whether it counts from the beginning of the prompt, or in it."""
+        return self.is_of_prompt or self.kind is PositionKind.ABSOLUTE
+
+    @property
     def needs_the_end(self) -> bool:
         """Whether the token is known only once the generation has ended."""
         return self.kind is PositionKind.GENERATED_INDEX and self.index < 0
@@ -208,7 +213,7 @@ def _why(text: str) -> tuple[str, str]:
     if _LOOSE_NUMBER.fullmatch(text):
         n = int(text)
         if n < 0:
-            return "a negative index of what is not there yet", f"write `prompt[{n}]` or `generated[{n}]`"
+            return "a negative index of what has no end yet", f"write `prompt[{n}]` or `generated[{n}]`"
         return "an index is written in digits alone, without a leading zero", f"write `{n}`"
     if both := _SUM.fullmatch(text):
         n = int(both[1]) + int(both[2])
