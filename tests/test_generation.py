@@ -585,3 +585,113 @@ def test_selectors_are_told_apart_and_explained(carry_out):
         load_raw(saying({"x": {"site": STREAM, "pos": pos}})).points[0].digest for pos in ("prompt[-1]", -1, "prompt[-2]+1", "generated[0]")
     }
     assert len(digests) == 4
+
+
+@pytest.mark.parametrize("name", ["llama-grouped", "gpt2-untied", "mistral", "successor-llama"])
+@pytest.mark.parametrize("component", ["attention_key", "attention_value"])
+def test_written_keys_and_values_are_those_that_later_tokens_attend_to(name, component, engines, carry_out, rows_of):
+    place = site(component, 1)
+    for pos in (-2, {"frame": "generated", "all": True}, {"frame": "generated", "index": 2}):
+        raw = patched(pos, operand=1.7, mechanism="add_scaled", reads={"last": {"site": LOGITS, **said(-1), "model": "patched"}})
+        raw["interventions"]["swap"]["writes"]["patch"]["site"] = place
+        raw["interventions"]["swap"]["reads"]["it"] = {"site": place, **said(3), "model": "patched"}
+        raw["steps"]["go"]["outputs"] = {"last_out": "last", "it_out": "it"}
+        run = carry_out(raw, rows_of(name), name, check="full")
+        found = run.step("go").results
+        assert all(check.status == "passed" for check in found["checks"])
+        # the same without a cache: all that was said as prompts, the write at the same tokens, the token before the last read
+        rows = rows_of(name)
+        ids = [line["ids"] for line in lines(run, "patched.generated")]
+        for index, row in enumerate(rows):
+            logits = _uncached(engines(name), row["input"], ids[index], place, pos, 1.7)
+            torch.testing.assert_close(found["outputs"]["last_out"].value.row(index)[0, 0], logits["logits"], atol=3e-4, rtol=1e-3)
+            torch.testing.assert_close(found["outputs"]["it_out"].value.row(index)[0, 0], logits["it"], atol=3e-4, rtol=1e-3)
+
+
+def _uncached(engine, text, said, place, pos, amount):
+    """Returns logits and what stands at a place in one forward of our hooks over all tokens, without a cache."""
+    from causalab_mini.engine.contract import Batch, ReadTask, Shortcut, State, Visit, WriteTask
+    from causalab_mini.ops.windows import Index
+
+    ids, _ = ids_of(engine.tokenizer, text)
+    n, whole = len(ids), [*ids, *said[:-1]]
+    if isinstance(pos, int):
+        written = [n + pos]
+    else:
+        written = [n - 1 + pos["index"]] if "index" in pos else list(range(n - 1, len(whole)))
+
+    def at(tokens):
+        return Index(torch.zeros(len(tokens), dtype=torch.long), torch.tensor(tokens))
+
+    address, head = engine.facts.address(place["component"], place["layers"]), engine.facts.address("logits", None)
+    write = WriteTask("w", "w", place["layers"], at(written), lambda value, arrived, state: value + amount)
+    visits = (
+        Visit(address, (write, ReadTask("it", 0, at([n - 1 + 3])))),
+        Visit(head, (ReadTask("logits", 0, at([len(whole) - 1])),)),
+    )
+    state, n_all = State(len(whole)), len(whole)
+    batch = Batch((0,), torch.tensor([whole]), torch.ones(1, n_all, dtype=torch.long), torch.arange(n_all)[None])
+    engine.run(batch, visits, state, Shortcut(is_direct=True))
+    return {"logits": state.reads["logits", 0][0], "it": state.reads["it", 0][0]}
+
+
+def test_one_write_in_two_models_ends_where_each_does(carry_out):
+    rows = [{"input": text} for text in RAGGED]
+    raw = patched({"frame": "generated", "span": [0, 6]}, operand=0.3, mechanism="add_scaled", decode={"max_new_tokens": 12})
+    swap = raw["interventions"]["swap"]
+    swap["writes"]["more"] = swap["writes"]["patch"] | {"operand": -1.5}
+    swap["models"]["other"] = {"input": "base", "writes": ["patch", "more"]}
+    raw["steps"]["go"]["saves"].append({"value": "other.generated", "file_path": "other.json"})
+    run = carry_out(raw, rows, check="full")
+    said_first = [len(line["ids"]) for line in lines(run, "patched.generated")]
+    assert said_first != [len(line["ids"]) for line in lines(run, "other.generated")]
+    assert run.step("go").results["positions"]["patch"]["content"] == tuple(tuple(range(min(6, n))) for n in said_first)
+    assert all(check.status == "passed" for check in run.step("go").results["checks"])
+
+
+def test_continuations_of_several_inputs_are_saved_by_name(carry_out, rows_of):
+    raw = saying({"first": {"site": LOGITS, **said(0), "input": "counterfactual"}}, saves=("original.generated", "original.base.generated"))
+    raw["steps"]["go"]["rows"] = {"base": "rows", "counterfactual": "rows"}
+    found = carry_out(raw, rows_of("successor-llama"))
+    assert set(found.step("go").results["generated"]) == {"original.counterfactual.generated", "original.base.generated"}
+    saves = {save.file_path: save.value for save in found.step("go").node.saves}
+    assert saves == {
+        "original.generated.json": "original.counterfactual.generated",
+        "original.base.generated.json": "original.base.generated",
+    }
+
+
+def test_what_no_token_can_be_chosen_by_is_refused(carry_out, rows_of):
+    from causalab_mini.errors import RunError
+
+    raw = patched(-1, operand=1e38, mechanism="add_scaled", params={"scale": 1e10})
+    with pytest.raises(RunError, match="finite logits to choose a token by"):
+        carry_out(raw, rows_of("successor-llama"))
+    cold = {"max_new_tokens": 3, "do_sample": True, "temperature": 1e-40, "seed": 0}
+    greedy = carry_out(saying(decode={"max_new_tokens": 3}), rows_of("successor-llama"))
+    assert lines(carry_out(saying(decode=cold), rows_of("successor-llama"))) == lines(greedy)
+
+
+def test_a_number_of_tokens_is_short_for_an_object():
+    digests = {load_raw(saying(decode=decode)).points[0].digest for decode in (5, {"max_new_tokens": 5, "ignore_eos": True})}
+    assert len(digests) == 1
+
+
+def test_a_read_that_no_row_has_is_empty_in_its_own_width(carry_out):
+    raw = saying({"late": {"site": STREAM, **said(10)}}, decode={"max_new_tokens": 12})
+    raw["steps"]["go"]["outputs"] = {"late_out": "late"}
+    run = carry_out(raw, [{"input": RAGGED[0]}])
+    assert run.step("go").results["outputs"]["late_out"].value.data.shape == (1, 0, 64)
+
+
+def test_rows_that_say_other_tokens_fail_the_check_unless_these_are_as_likely(carry_out, rows_of, monkeypatch):
+    from causalab_mini.engine.checking import first_apart
+
+    assert first_apart((1, 2, 3), (1, 2, 3)) is None
+    assert [first_apart((1, 2), (1, 3)), first_apart((1,), (1, 2))] == [1, 0]
+    from causalab_mini.engine import speech
+
+    plain = speech.Speech._likeliest
+    monkeypatch.setattr(speech.Speech, "_likeliest", lambda self, logits: [token + (len(logits) == 1) for token in plain(self, logits)])
+    run = carry_out(saying({"x": {"site": STREAM, **said(0)}}), rows_of("successor-llama"), check="sample")
+    assert next(check for check in run.step("go").results["checks"] if check.name == "rows").status == "failed"

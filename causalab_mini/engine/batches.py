@@ -21,6 +21,8 @@ from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.located import Pass
 from causalab_mini.schedule.physical import is_at_head
 
+CACHED = ("attention_key", "attention_value")
+"""Components that are seen behind those of earlier tokens, where these are handed in."""
 Place = tuple[str, int | None]
 """A component, and its layer where it has one."""
 
@@ -80,6 +82,7 @@ class PassOnBatch:
         self.facts = facts
         self.landings: dict[str, Landing] = {}
         self.head: list[list[int]] | None = None
+        self.n_before = 0
 
     def label(self, name: str) -> str:
         """Returns what a read or write is called in a batch that other passes share."""
@@ -147,7 +150,8 @@ class PassOnBatch:
         if self.head is not None and is_at_head(place):
             columns = torch.tensor([self.head[index].index(self.column(row, token)) for index, row, token in tokens], dtype=torch.long)
         else:
-            columns = torch.tensor([self.column(row, token) for _, row, token in tokens], dtype=torch.long)
+            behind = self.n_before if place.site.component in CACHED else 0
+            columns = torch.tensor([behind + self.column(row, token) for _, row, token in tokens], dtype=torch.long)
         if not COMPONENTS[place.site.component].has_keys:
             return Index(rows, columns, self.features(place.site))
         heads = place.site.heads if place.site.heads is not None else range(self.facts.n_heads)

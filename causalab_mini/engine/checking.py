@@ -5,6 +5,7 @@ A row alone is run as the plan has it, without any rewrite: it is what the sched
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -14,7 +15,7 @@ from causalab_mini.engine.contract import Engine
 from causalab_mini.engine.featurizers import Featurizers
 from causalab_mini.engine.made import OutputTensors
 from causalab_mini.engine.observe import Observed, observe, write_key
-from causalab_mini.evidence.checks import Check, check_control, check_rows, check_writes
+from causalab_mini.evidence.checks import TOLERANCE, Check, check_control, check_rows, check_writes
 from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.located import Schedule, StepSchedule
@@ -96,7 +97,7 @@ class Checking:
         elif len(observed.rows) > 1 and (compared or observed.said):
             for row in observed.rows if self.level == "full" else _most_padded(request, intervention, observed.rows):
                 alone = observe(self.engine, schedule, intervention, request.prompts, outputs, (row,), featurizers)
-                differences[row] = difference_of(observed, alone, row, compared, is_coarse=dtype != "fp32")
+                differences[row] = difference_of(observed, alone, row, compared, dtype)
         rows = check_rows(name, differences, dtype, len(observed.rows))
         if why:
             rows = Check("rows", "skipped", f"{name}: rows not compared ({why})")
@@ -109,7 +110,7 @@ class Checking:
             for write in one.forward.writes:
                 key, ends = write_key(intervention, one.forward, write), None
                 if write.pos.is_generated:
-                    ends = observed.windows[write.name]
+                    ends = observed.windows[key]
                 expected[key] = [row for row in observed.rows if row not in one.missing and not (ends and ends[row].reason)]
         changes = {key: evidence.change for key, evidence in observed.writes.items()}
         left_over = {key: evidence.n_left_over for key, evidence in observed.writes.items()}
@@ -127,7 +128,7 @@ class Checking:
         if reference is not None:
             dtype = self.engine.facts.dtype
             compared = compared_reads(control.draws[0], reference, dtype)
-            worst = max((difference_of(observed[0], reference, row, compared, dtype != "fp32") for row in reference.rows), default=0.0)
+            worst = max((difference_of(observed[0], reference, row, compared, dtype) for row in reference.rows), default=0.0)
             checks.append(check_control(name, control.kind, worst, dtype))
         return checks
 
@@ -155,7 +156,15 @@ def compared_reads(intervention: nodes.Intervention, observed: Observed, dtype: 
     return logits if logits and dtype != "fp32" else [read.name for read in reads]
 
 
-def difference_of(observed: Observed, plain: Observed, row: int, names: Sequence[str], is_coarse: bool = False) -> float:
+def first_apart(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """Returns the first place at which two continuations differ, None where they are the same."""
+    if one == other:
+        return None
+    n = min(len(one), len(other))
+    return next((place for place in range(n) if one[place] != other[place]), max(0, n - 1))
+
+
+def difference_of(observed: Observed, plain: Observed, row: int, names: Sequence[str], dtype: str = "fp32") -> float:
     """Returns how far a row's reads in a schedule are from those of the plan's own passes, at most, as a share of their standard deviation.
 
     Args:
@@ -163,13 +172,16 @@ def difference_of(observed: Observed, plain: Observed, row: int, names: Sequence
         plain: of the plan's own passes.
         row: of the step.
         names: of the reads that are compared.
-        is_coarse: whether rounding may have another token said; what is read of it is not compared then.
+        dtype: of the weights: where rounding has another token said, which was as likely, what is read from there on is not compared.
     """
     worst = 0.0
-    if any(said[row].ids != observed.said[run][row].ids for run, said in plain.said.items()):
-        if not is_coarse:
-            return float("inf")
-        names = [name for name in names if name not in observed.windows]
+    for run, said in plain.said.items():
+        apart = first_apart(said[row].ids, observed.said[run][row].ids)
+        if apart is not None:
+            margin = said[row].margins[apart]
+            if margin > TOLERANCE[dtype] or (math.isnan(margin) and dtype == "fp32"):
+                return float("inf")
+            names = [name for name in names if name not in observed.windows]
     for name, value in ((name, plain.values[name]) for name in names):
         one, batched = value.row(plain.rows.index(row)), observed.values[name].row(observed.rows.index(row))
         if one.numel() == batched.numel() == 0:

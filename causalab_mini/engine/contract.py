@@ -105,6 +105,7 @@ class State:
         reads: values by label and place in its site's list of layers, (token, feature).
         changes: by write label and layer, (token,) relative change of norm of each written token; the change itself where it was zero.
         has_evidence: whether changes are noted.
+        is_kept: whether keys and values are kept for later forwards as they are after writes.
     """
 
     n_tokens: int
@@ -114,6 +115,7 @@ class State:
     reads: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     changes: dict[tuple[str, int | None], Tensor] = field(default_factory=dict)
     has_evidence: bool = True
+    is_kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from causalab_mini.engine.batches import PassOnBatch, make_batch, visits_of
 from causalab_mini.engine.contract import Batch, Engine, ReadTask, Shortcut, State, Visit
 from causalab_mini.engine.given import Given
 from causalab_mini.engine.gradients import gradients
+from causalab_mini.engine.sizes import is_out_of_memory
 from causalab_mini.engine.speech import Speech
 from causalab_mini.engine.tokenizer import pad_id
 from causalab_mini.engine.writes import WriteEvidence, note_writes
@@ -33,6 +34,7 @@ from causalab_mini.schedule.physical import is_at_head
 
 NEXT = nodes.Read("next token", nodes.Site("logits", (), False, None, None), Position(index=-1), None, is_hidden=True)
 """What every step reads beside what is asked for."""
+TOKEN_BY_TOKEN = "a model whose tokens can be run one by one, behind the keys and values of those before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,13 @@ class Continuation:
         ids: of its tokens, up to and including the first stop token.
         ended: `eos`, `stop` (one of the texts) or `length`.
         prompt: the same as a prompt, whose content positions of the generated frame are found in.
+        margins: by how much each token was the likeliest, as a share of the standard deviation of its logits; nan where it was drawn.
     """
 
     ids: tuple[int, ...]
     ended: str
     prompt: Prompt
+    margins: tuple[float, ...]
 
     @property
     def text(self) -> str:
@@ -71,11 +75,11 @@ class Generated:
     windows: dict[str, dict[int, Window]] = field(default_factory=dict)
     writes: dict[str, WriteEvidence] = field(default_factory=dict)
 
-    def value(self, read: str, rows: Sequence[int], n_layers: int) -> Value:
+    def value(self, read: str, rows: Sequence[int], n_layers: int, n_features: int) -> Value:
         """Returns what a read of some layers found on some rows, in their order."""
         by_row = self.values[read]
         tokens = [token for row in rows for token in by_row[row]]
-        empty = torch.zeros(n_layers, 0, 1)
+        empty = torch.zeros(n_layers, 0, n_features)
         return Value(torch.stack(tokens, dim=1) if tokens else empty, tuple(len(by_row[row]) for row in rows))
 
 
@@ -107,14 +111,19 @@ def prove_cache(engine: Engine, prompt: Sequence[int]) -> None:
     """
     if engine.cache_difference is None:
         ids = tuple(prompt) * (1 if len(prompt) > 1 else 2)
-        cache = DynamicCache()
-        _logits(engine, ids[:-1], 0, cache)
-        one, whole = _logits(engine, ids[-1:], len(ids) - 1, cache), _logits(engine, ids, 0, None)
+        whole, cache = _logits(engine, ids, 0, None), DynamicCache()
+        try:
+            _logits(engine, ids[:-1], 0, cache)
+            one = _logits(engine, ids[-1:], len(ids) - 1, cache)
+        except Exception as error:  # whatever it is that a model without such a cache does: its whole forward went well
+            if is_out_of_memory(error):
+                raise
+            got = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            raise RunError(Problem("model", TOKEN_BY_TOKEN, got, code="cache")) from error
         engine.cache_difference = float((one - whole).abs().max() / whole.std())
     if not engine.cache_difference <= TOLERANCE[engine.facts.dtype]:
-        expected = "a model whose tokens can be run one by one, behind the keys and values of those before"
         got = f"logits that differ by {engine.cache_difference:.1e} of their standard deviation from those of a whole forward"
-        raise RunError(Problem("model", expected, got, code="cache"))
+        raise RunError(Problem("model", TOKEN_BY_TOKEN, got, code="cache"))
 
 
 def _logits(engine: Engine, ids: Sequence[int], n_before: int, cache: DynamicCache | None) -> Tensor:
@@ -141,7 +150,7 @@ class _Batch:
         self.most = one.forward.decode.max_new_tokens
         self.prompts = given.prompts[one.forward.rows]
         prompts = [self.prompts[row].ids for row in rows]
-        self.speech = Speech(engine.tokenizer, engine.stop_tokens(), one.forward.decode, prompts, self.rows)
+        self.speech = Speech(engine.tokenizer, engine.stop_tokens(), one.forward.decode, prompts, self.rows, keeps_margins=True)
         self.n_steps = 0
         self.mask = torch.zeros(0)
         self.cache = DynamicCache()
@@ -161,11 +170,12 @@ class _Batch:
         """Runs one forward, and has every row that goes on say a token, unless all have said their last."""
         step, batch = self.n_steps, self.batch()
         on_batch = PassOnBatch(self.located(step), self.rows, 0, batch.input_ids.shape[1], self.given, self.engine.facts)
+        on_batch.n_before = batch.n_prefix
         columns = None
         if not any(is_at_head(write) for write in on_batch.one.forward.writes):
             on_batch.head = [[batch.input_ids.shape[1] - 1]] * len(self.rows)
             columns = torch.tensor(on_batch.head, dtype=torch.long)
-        state = State(batch.input_ids.shape[1])
+        state = State(batch.input_ids.shape[1], is_kept=True)
         self.engine.run(
             batch, visits_of([on_batch], (), self.engine.facts), state, Shortcut((), self.cache, columns=columns, is_direct=True)
         )
@@ -256,4 +266,5 @@ class _Batch:
         else:  # a character that begins in the prompt ends here
             text, own = character_spans(self.engine.tokenizer, ids)
         turns = (Turn("eos", own[-1]),) if ended == "eos" else ()
-        return Continuation(ids, ended, Prompt(ids, 0, text, own, turns))
+        margins = tuple(self.speech.margins[step][place] for step in range(len(ids)))
+        return Continuation(ids, ended, Prompt(ids, 0, text, own, turns), margins)

@@ -112,7 +112,8 @@ def _at_heads(tensor: Tensor, stop: Visit | None, state: State) -> Tensor:
     if changed is None:
         return tensor
     n_rows, n_heads, n_tokens, width = tensor.shape
-    return changed.reshape(n_rows, n_tokens, n_heads, width).transpose(1, 2)
+    made = changed.reshape(n_rows, n_tokens, n_heads, width).transpose(1, 2)
+    return tensor.copy_(made) if state.is_kept else made  # what a cache hands out is what it keeps
 
 
 class _SoftmaxStops(TorchFunctionMode):

@@ -21,11 +21,13 @@ from causalab_mini.engine.made import Made, OutputTensors
 from causalab_mini.engine.tokenizer import pad_id
 from causalab_mini.engine.writes import WriteEvidence, note_writes
 from causalab_mini.errors import Problem, RunError, quoted
+from causalab_mini.model.facts import ModelFacts
 from causalab_mini.model.families import INTERIOR
 from causalab_mini.ops import reductions
 from causalab_mini.ops.featurizers import Coordinates
 from causalab_mini.ops.windows import Pattern, Value, without_rows
 from causalab_mini.plan import plan as nodes
+from causalab_mini.plan.axes import axes_of
 from causalab_mini.schedule.batching import Entry
 from causalab_mini.schedule.locate import Window
 from causalab_mini.schedule.located import Pass, StepSchedule
@@ -45,7 +47,7 @@ class Observed:
         features: by read name, the features that have a value, where the schedule left others out.
         coordinates: by read name, of the reads that have a featurizer; `values` are those of the place.
         said: by model and role, what was generated, by row.
-        windows: by read and write of what was generated, the tokens that it means there, by row.
+        windows: by read, and by `write_key`, of what was generated, the tokens that it means there, by row.
     """
 
     rows: tuple[int, ...]
@@ -103,25 +105,31 @@ def observe(
     for one in schedule.generations.get(intervention.name, ()):
         generated = Generated()
         generate(engine, one, rows, Given(prompts, observed.values, outputs, rows, featurizers), generated)
-        note_generated(observed, one, generated, {read.name: read.name for read in one.forward.reads})
+        note_generated(observed, intervention, one, generated, {read.name: read.name for read in one.forward.reads}, engine.facts)
         note(observed, schedule, intervention, one, generated.writes, engine, featurizers)
     return observed
 
 
-def note_generated(observed: Observed, one: Pass, generated: Generated, names: Mapping[str, str]) -> None:
+def note_generated(
+    observed: Observed, intervention: nodes.Intervention, one: Pass, generated: Generated, names: Mapping[str, str], facts: ModelFacts
+) -> None:
     """Adds to an intervention what it generated.
 
     Args:
         observed: what the intervention found.
+        intervention: whose.
         one: what was generated, as the plan has it.
         generated: what that left.
         names: of its reads there.
+        facts: of the checkpoint.
     """
     observed.said[one.forward.model, one.forward.role] = {row: generated.continuations[row] for row in observed.rows}
     for read in one.forward.reads:
-        observed.values[read.name] = generated.value(names[read.name], observed.rows, len(read.site.addresses))
+        width = axes_of(read.site, read.view, facts).n_features or 1
+        observed.values[read.name] = generated.value(names[read.name], observed.rows, len(read.site.addresses), width)
         observed.windows[read.name] = generated.windows[names[read.name]]
-    observed.windows |= {write.name: generated.windows[write.name] for write in one.forward.writes if write.pos.is_generated}
+    for write in (write for write in one.forward.writes if write.pos.is_generated):
+        observed.windows[write_key(intervention, one.forward, write)] = generated.windows[write.name]
 
 
 @dataclass(slots=True)

@@ -120,5 +120,7 @@ def refuse_outputs_without_value(schedule: StepSchedule, rows: Sequence[int], ou
             ]
             if missing:
                 expected, got = f"a value of {quoted(operand.output)} on every row that runs", f"none on rows {missing[:20]}"
-                hint = "the step that made it ran fewer rows: the same `where` here runs those"
+                hint = (
+                    "the step that made it ran fewer rows, or they did not say what it was read at; a `where` here runs those that have one"
+                )
                 raise RunError(Problem(f"steps.{schedule.step.name}", expected, got, hint, "no_value"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from causalab_mini.data.characters import decode
+from causalab_mini.errors import Problem, RunError
 from causalab_mini.plan.spec import Decode
 
 
@@ -18,9 +20,18 @@ class Speech:
 
     Attributes:
         ended: why a row ended, `eos` or `stop`, by place in the batch.
+        margins: at each step, by how much each row's token was the likeliest, as a share of its logits' standard deviation; nan where it was drawn.
     """
 
-    def __init__(self, tokenizer: Any, stops: Sequence[int], how: Decode, prompts: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        stops: Sequence[int],
+        how: Decode,
+        prompts: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        keeps_margins: bool = False,
+    ) -> None:
         """Begins with nothing said.
 
         Args:
@@ -29,6 +40,7 @@ class Speech:
             how: tokens are chosen, and what ends a row.
             prompts: the ids of each row's prompt.
             rows: numbers of the rows; draws depend on them, and not on what else is in the batch.
+            keeps_margins: whether it is noted by how much each token was the likeliest.
         """
         self._tokenizer = tokenizer
         self._stops = tuple(stops)
@@ -38,6 +50,8 @@ class Speech:
         self._said: list[list[int]] = [[] for _ in rows]
         self._n_own: dict[int, int] = {}
         self.ended: dict[int, str] = {}
+        self._keeps_margins = keeps_margins
+        self.margins: list[list[float]] = []
 
     @property
     def goes_on(self) -> bool:
@@ -54,11 +68,21 @@ class Speech:
 
     def hear(self, logits: Tensor, step: int) -> None:
         """Has every row say a token, given the (row, vocabulary) logits of a step; what ended rows say pads the batch."""
+        going = [place for place in range(len(self._rows)) if place not in self.ended]
+        can_choose = torch.isfinite(logits.amax(dim=-1)).tolist()  # NaN is the largest where there is one; minus infinity rules a token out
+        if bad := [place for place in going if not can_choose[place]]:
+            expected, got = (
+                "finite logits to choose a token by",
+                f"NaN or infinite ones on row {self._rows[bad[0]]} at generated token {step}",
+            )
+            raise RunError(Problem("", expected, got, "a write of that size, or a `dtype` of more range", "not_finite"))
         many = (
-            [self.choose(logits[place], place, step) for place in range(len(self._rows))]
+            [self.choose(logits[place], place, step) if place in going else self.last(place) for place in range(len(self._rows))]
             if self._how.do_sample
             else self._likeliest(logits)
         )
+        if self._keeps_margins:
+            self.margins.append(self._margins(logits))
         for place, token in enumerate(many):
             self._said[place].append(token)
             if place not in self.ended:
@@ -73,7 +97,8 @@ class Speech:
         if not how.do_sample:
             return self._likeliest(logits[None])[0]
         logits = self._allowed(logits)
-        scaled = logits.float().cpu() / (how.temperature or 1.0)
+        scaled = logits.double().cpu()
+        scaled = ((scaled - scaled.max()) / (how.temperature or 1.0)).float()
         if how.top_k is not None:
             least = scaled.topk(min(how.top_k, len(scaled))).values[-1]
             scaled = scaled.masked_fill(scaled < least, float("-inf"))
@@ -84,6 +109,14 @@ class Speech:
         key = hashlib.sha256(f"{how.seed}/{self._rows[place]}/{step}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big", signed=True))
         return int(torch.multinomial(probabilities, 1, generator=generator))
+
+    def _margins(self, logits: Tensor) -> list[float]:
+        if self._how.do_sample:
+            return [math.nan] * len(self._rows)
+        allowed = self._allowed(logits).float()
+        best = allowed.topk(min(2, allowed.shape[-1]), dim=-1).values
+        shares: list[float] = ((best[:, 0] - best[:, -1]) / logits.float().std(dim=-1)).tolist()
+        return shares
 
     def _likeliest(self, logits: Tensor) -> list[int]:
         """Returns the most likely token of each row of (row, vocabulary) logits, all in one go."""

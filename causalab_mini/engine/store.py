@@ -101,7 +101,7 @@ class Store:
         for index, one in enumerate(schedule.generations.get(intervention.name, ())):
             name, values = self.physical.continuations[Use(point, schedule.step.name, intervention.name, index)]
             generated = self.generate(name, rows)
-            note_generated(observed, one, generated, values)
+            note_generated(observed, intervention, one, generated, values, self.engine.facts)
             note(observed, schedule, intervention, one, generated.writes, self.engine, featurizers)
             self.n_hearing[name] -= 1
             if self.n_hearing[name] <= 0:

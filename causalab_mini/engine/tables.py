@@ -11,7 +11,7 @@ from torch import Tensor
 
 from causalab_mini.data.prompts import Prompt
 from causalab_mini.engine.given import Prompts
-from causalab_mini.engine.observe import Observed
+from causalab_mini.engine.observe import Observed, write_key
 from causalab_mini.engine.scores import one_token, score
 from causalab_mini.ops.metrics import top_k
 from causalab_mini.plan import plan as nodes
@@ -40,7 +40,7 @@ def metric_rows(
     columns = None if forward.is_plain else padded(windows, role_prompts)
     texts = [prompt.text_of(window.tokens) if window.tokens else None for prompt, window in zip(role_prompts, windows, strict=True)]
     if read.name in observed.windows:
-        columns, texts = _said(observed, forward, read.name, role_prompts)
+        columns, texts = _said(observed, forward, observed.windows[read.name], role_prompts)
     by_layer = values_of(metric, observed, rows, tokenizer)
     table = []
     for entry, layer in enumerate(read.site.addresses):
@@ -121,10 +121,10 @@ def continuations(schedule: StepSchedule, intervention: nodes.Intervention, obse
 
 
 def _said(
-    observed: Observed, forward: nodes.Forward, name: str, prompts: Sequence[Prompt]
+    observed: Observed, forward: nodes.Forward, windows: Mapping[int, Window], prompts: Sequence[Prompt]
 ) -> tuple[list[tuple[int, ...]], list[str | None]]:
     """Returns where a place is in rows of which each is padded to the longest prompt, and what stands there."""
-    said, windows = observed.said[forward.model, forward.role], observed.windows[name]
+    said = observed.said[forward.model, forward.role]
     longest = max(prompt.n_tokens for prompt in prompts)
     tokens = [windows[row].tokens if row in windows else () for row in range(len(prompts))]
     columns = [tuple(longest + token for token in own) for own in tokens]
@@ -141,7 +141,7 @@ def positions(schedule: StepSchedule, prompts: Prompts, observed: Mapping[str, O
     """Returns where every read and write of a step is: padded indices, text, reason and content indices, row by row."""
     record: dict[str, dict[str, Any]] = {}
     for intervention in schedule.step.interventions:
-        found = observed[intervention.name]
+        found, in_what_is_said = observed[intervention.name], set[str]()
         for one in schedule.every(intervention.name):
             role_prompts = prompts[one.forward.rows]
             for place in one.forward.places:
@@ -150,8 +150,12 @@ def positions(schedule: StepSchedule, prompts: Prompts, observed: Mapping[str, O
                 windows = one.windows[place.name]
                 name = f"{intervention.name}/{place.name}" if schedule.step.is_list else place.name
                 if place.pos.is_generated:
-                    columns, texts = _said(found, one.forward, place.name, role_prompts)
-                    own = found.windows[place.name]
+                    key = place.name if isinstance(place, nodes.Read) else write_key(intervention, one.forward, place)
+                    own = found.windows[key]
+                    columns, texts = _said(found, one.forward, own, role_prompts)
+                    if name in in_what_is_said:
+                        continue
+                    in_what_is_said.add(name)
                     every = [own.get(row, Window((), "filtered")) for row in range(len(columns))]
                     record[name] = {
                         "rows": tuple(columns),

@@ -132,7 +132,8 @@ class Builder:
                 observed = self.observed(name, step, step.rows, f"{path}.rows", step.where)
                 is_list = isinstance(step.interventions, tuple)
                 outputs = self.step_outputs(path, step, observed.interventions)
-                saves = tuple(self.save(save, observed.interventions, is_list) for save in step.saves)
+                said = {item: saved_of(step, item, intervention) for item, intervention in entries_of(self.spec, name, step)}
+                saves = tuple(self.save(save, observed.interventions, is_list, said) for save in step.saves)
                 controls = self.controls(path, step, observed)
                 return replace(observed, outputs=outputs, saves=saves, controls=controls)
             case language.Fit():
@@ -275,18 +276,32 @@ class Builder:
         found = _find(where.metric, [(n, list(item.metrics)) for n, item in entries_of(self.spec, where.step, earlier)])
         return nodes.Where(where.step, *found, where.min, where.max)
 
-    def save(self, save: language.Save, interventions: Sequence[nodes.Intervention], is_list: bool) -> nodes.SaveNode:
-        """Returns a save, with the intervention that its value is of."""
+    def save(
+        self,
+        save: language.Save,
+        interventions: Sequence[nodes.Intervention],
+        is_list: bool,
+        said: Mapping[str, Mapping[str, tuple[str, str]]] | None = None,
+    ) -> nodes.SaveNode:
+        """Returns a save, with the intervention that its value is of.
+
+        Args:
+            save: as the document has it.
+            interventions: of the step.
+            is_list: whether values are kept apart by intervention.
+            said: by intervention, whose continuations are saved, by the names that they have there.
+        """
         metrics = [(item.name, [metric.name for metric in item.metrics]) for item in interventions]
         if any(save.value in (name, f"{item}/{name}") for item, names in metrics for name in names):
             intervention, metric = _find(save.value, metrics)
             return nodes.SaveNode(intervention if is_list else None, f"{intervention}/{metric}", save.file_path)
         for item in interventions:
-            for forward in item.generations:
-                names = (item.name_of_generation(forward), f"{forward.model}.{forward.role}.generated")
-                if save.value in (*names, *(f"{item.name}/{name}" for name in names)):
-                    value = f"{item.name}/{names[0]}" if is_list else names[0]
-                    return nodes.SaveNode(item.name if is_list else None, value, save.file_path)
+            runs = (said or {}).get(item.name, {})
+            run = runs.get(save.value) or (runs.get(save.value.removeprefix(f"{item.name}/")) if is_list else None)
+            for forward in item.generations if run is not None else ():
+                if (forward.model, forward.role) == run:
+                    value = item.name_of_generation(forward)
+                    return nodes.SaveNode(item.name if is_list else None, f"{item.name}/{value}" if is_list else value, save.file_path)
         return nodes.SaveNode(None, save.value, save.file_path)
 
     def step_outputs(

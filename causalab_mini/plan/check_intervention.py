@@ -324,6 +324,14 @@ class InterventionChecker:
             if isinstance(scored, AnswerLogprob) and read.pos.is_generated:
                 got = f"{quoted(getattr(metric, key))}, in the generated frame"
                 self.say(f"{path}.{key}", "a read of the prompt's last token (the answer stands behind it)", got, code="generated")
+            model = intervention.models.get(read.model)
+            said = [name for name in (model.writes if model is not None else ()) if name in intervention.writes]
+            said = [name for name in said if intervention.writes[name].pos.is_generated]
+            if isinstance(scored, AnswerLogprob) and said:
+                got = f"{listed(said)}, in what {quoted(read.model)} generates"
+                self.say(
+                    f"{path}.{key}", "a read of a model that is written in the prompt alone (the answer is given)", got, code="generated"
+                )
             if read.pos.width != 1:
                 self.say(f"{path}.{key}", "a read one token wide", f"{quoted(getattr(metric, key))}, {_wide(read.pos)}", code="width")
             site = self.site_of(read)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from causalab_mini.plan.position import Position, Selected
-from causalab_mini.plan.spec import Attribute, DrawnControl, Fit, Intervention, Optimizer, Params, Site, Spec, Write, as_control
+from causalab_mini.plan.spec import Attribute, DrawnControl, Fit, Intervention, Optimizer, Params, Site, Spec, Write, as_control, as_decode
 from causalab_mini.plan.spec.fits import BETAS
 from causalab_mini.plan.spec.selected import DRAWS
 from causalab_mini.plan.spec.steps import IG_STEPS
@@ -76,7 +76,9 @@ def _plain(value: Any) -> Any:
         run = set(value.models) if value.decode else {read.model for read in value.reads.values()}
         models = {name: model for name, model in value.models.items() if name in run}
         writes = live_writes(value)
-        spelled = {key: inner for key, inner in _spelled(value).items() if key not in ("models", "writes")}
+        spelled = {key: inner for key, inner in _spelled(value).items() if key not in ("models", "writes", "decode")}
+        if (decode := as_decode(value.decode)) is not None:
+            spelled["decode"] = _spelled(decode)
         return spelled | {"reads": _plain(reads)} | {key: _plain(part) for key, part in (("models", models), ("writes", writes)) if part}
     if isinstance(value, Strict):
         return _spelled(value)

@@ -306,13 +306,13 @@ class InterventionBuilder:
         for row, cell in enumerate(self.rows.column(self.refs["base"], metric.expected, f"{path}.expected")):
             found: str | nodes.BadCell | None = None
             if isinstance(cell, str | int | float) and not isinstance(cell, bool):
-                found = str(cell)
+                found = str(cell) if metric.how == "regex" or str(cell).strip() else None
             elif cell is not None:
                 found = nodes.BadCell(Problem(f"{path}.expected", "a text on every row", f"{quoted(cell)} on row {row}", code="column"))
             if isinstance(found, str) and metric.how == "regex":
                 try:
                     re.compile(found)
-                except re.error as error:
+                except (re.error, OverflowError, RecursionError) as error:
                     got = f"{quoted(found)} on row {row} ({error})"
                     found = nodes.BadCell(Problem(f"{path}.expected", "a regular expression on every row", got, code="column"))
             if isinstance(found, nodes.BadCell) and not self.is_filtered:

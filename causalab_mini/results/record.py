@@ -47,6 +47,8 @@ def seeds(request: Request) -> list[int]:
     for observed in (observed for step in steps for observed in observed_by(step)):
         writes = [write for item in observed.experiments for forward in item.runs for write in forward.writes]
         found |= {write.params.seed for write in writes if write.params.seed is not None}
+        decodes = [forward.decode for item in observed.experiments for forward in item.generations]
+        found |= {decode.seed for decode in decodes if decode is not None and decode.seed is not None}
         featurizers = [part for write in writes if write.featurizer is not None for part in write.featurizer.all]
         found |= {part.seed for part in featurizers if part.kind in ("subspace", "gate") and part.file is None}
     return sorted(found)
