@@ -1,5 +1,6 @@
 """Every rule that is refused when a document is loaded: what is said, word by word. The cases are in `cases/errors`."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def apply(base, case):
         if path in case.get("without", ()):
             del here[key]
         else:
-            here[key] = value
+            here[key] = copy.deepcopy(value)
     return document
 
 

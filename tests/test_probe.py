@@ -17,8 +17,8 @@ from causalab_mini.model.components import COMPONENTS
 from causalab_mini.model.families import Absent
 from causalab_mini.ops.windows import Index
 from causalab_mini.plan.spec import ModelSpec
+from causalab_mini.probing.request import make_request, prompts_of
 from causalab_mini.probing.run import probe, stream
-from causalab_mini.probing.run.request import make_request, prompts_of
 from causalab_mini.probing.spec import Progress, advance, load_yaml_file, parse_dict
 
 pytestmark = pytest.mark.tiny

@@ -4,8 +4,8 @@
 said, and how often each point fired or why it did not. Knows the engine; nothing in the engine knows of it.
 """
 
+from causalab_mini.probing.request import Request, make_request, prompts_of
 from causalab_mini.probing.run.observing import observe, probe
 from causalab_mini.probing.run.recording import Fired, Generated, Recording
-from causalab_mini.probing.run.request import Request, make_request, prompts_of
 
 __all__ = ["Fired", "Generated", "Recording", "Request", "make_request", "observe", "probe", "prompts_of"]

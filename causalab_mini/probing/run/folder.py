@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from causalab_mini.evidence.memory import peak_memory_bytes
+from causalab_mini.probing.request import Request, sha256
 from causalab_mini.probing.run.recording import Recording
-from causalab_mini.probing.run.request import Request, sha256
 from causalab_mini.probing.spec import to_yaml
 from causalab_mini.results.record import package_sha256, versions
 from causalab_mini.results.store import RECORD, SUMMARY, RunFolder

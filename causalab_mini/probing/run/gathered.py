@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from causalab_mini.model.components import COMPONENTS
-from causalab_mini.probing.run.request import Place, Request, places_of
+from causalab_mini.probing.request import Place, Request, places_of
 from causalab_mini.probing.spec import CompiledSelector, compile_point
 
 

@@ -15,8 +15,8 @@ from causalab_mini.engine.engines.hooks import HooksEngine
 from causalab_mini.errors import Problem, UsageError, quoted
 from causalab_mini.plan.problems import problems_of
 from causalab_mini.plan.spec import Decode, ModelSpec
+from causalab_mini.probing.request import Request, make_request, prompts_of
 from causalab_mini.probing.run.recording import Parts, Recording
-from causalab_mini.probing.run.request import Request, make_request, prompts_of
 from causalab_mini.probing.run.stream import stream
 from causalab_mini.probing.spec import ProbeSpec, load_yaml_file
 

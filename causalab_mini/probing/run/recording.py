@@ -12,8 +12,8 @@ from torch import Tensor
 from causalab_mini.data.characters import decode
 from causalab_mini.errors import Problem, UsageError, did_you_mean, listed, quoted
 from causalab_mini.model.components import COMPONENTS
+from causalab_mini.probing.request import Place, Request, left_out, places_of
 from causalab_mini.probing.run.gathered import joined
-from causalab_mini.probing.run.request import Place, Request, left_out, places_of
 from causalab_mini.probing.run.stream import Streamed
 from causalab_mini.probing.spec import ExtractionPoint, Until, compile_selector
 

@@ -17,8 +17,8 @@ from causalab_mini.engine.speech import Speech
 from causalab_mini.engine.tokenizer import pad_id
 from causalab_mini.model.components import COMPONENTS
 from causalab_mini.ops.windows import Index, PatternIndex
+from causalab_mini.probing.request import Place, Request
 from causalab_mini.probing.run.gathered import Gathered, Wanted, gatherers
-from causalab_mini.probing.run.request import Place, Request
 
 AT_HEAD = ("lm_head", "logits")
 

@@ -10,7 +10,7 @@ from causalab_mini.errors import Issue, SpecValidationError
 from causalab_mini.plan.selector import PositionKind, PositionSelector, parse_position
 from causalab_mini.probing.spec.compiled import CompiledSelector, compile_point, compile_selector
 from causalab_mini.probing.spec.firing import Progress, advance
-from causalab_mini.probing.spec.parse import is_spec_file, load_yaml_file, parse_dict, parse_yaml, verify_point
+from causalab_mini.probing.spec.parse import combinations, is_spec_file, load_yaml_file, parse_dict, parse_yaml, point_of, verify_point
 from causalab_mini.probing.spec.point import ExtractionPoint, InterventionPolicy, ProbeSpec
 from causalab_mini.probing.spec.words import (
     ExecutionMode,
@@ -42,6 +42,7 @@ __all__ = [
     "TensorType",
     "Until",
     "advance",
+    "combinations",
     "compile_point",
     "compile_selector",
     "components_of",
@@ -51,6 +52,7 @@ __all__ = [
     "parse_dict",
     "parse_position",
     "parse_yaml",
+    "point_of",
     "probe_spec_to_dict",
     "to_yaml",
     "verify_point",

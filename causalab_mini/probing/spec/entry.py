@@ -82,14 +82,14 @@ class PointEntry(Strict):
 
     name: Said
     """What every record of this point carries; unique in the spec."""
-    layers: Annotated[tuple[int, ...], BeforeValidator(_layers)] = ()
+    layers: Annotated[tuple[int, ...], BeforeValidator(_layers, json_schema_input_type=int | list[int])] = ()
     """Layers, from 0; left out where the tensor belongs to the whole model, such as `final_norm`."""
     tensor_type: Annotated[TensorType, _word(TensorType)]
     """Which tensor."""
     position: Annotated[PositionSelector, PlainValidator(_position, json_schema_input_type=int | str)]
     """Which tokens, as an index or a selector."""
     stride: int = Field(1, ge=1)
-    """Every n-th token of a run is taken, from the run's start; `every_n` is the same."""
+    """Every n-th token of a run is taken, from the run's start (`every_n`, in a spec's file, is the same)."""
     until: Annotated[Until, _word(Until)] | None = None
     """When a run ends beside its own bounds: with the generation, after `count` tokens taken, or with the token `token`, the last that may be taken."""
     count: int | None = Field(None, ge=1)

@@ -218,10 +218,20 @@ def _point(raw: Any, index: int, reading: _Reading) -> tuple[ExtractionPoint | N
         reading.add((*here, spelled.get(name, name), *inner), problem)
     if entry is None or below or len(reading.issues) > n_before:
         return None, []
+    return point_of(entry), [old for old in _DEPRECATED if old in spelled.values()]
+
+
+def point_of(entry: PointEntry) -> ExtractionPoint:
+    """Returns the point that was written."""
     values = {name: getattr(entry, name) for name in PointEntry.model_fields}
     if (policy := entry.intervention) is not None:
         values["intervention"] = InterventionPolicy(policy.mode, policy.timeout_ms, policy.on_timeout)
-    return ExtractionPoint(**values), [old for old in _DEPRECATED if old in spelled.values()]
+    return ExtractionPoint(**values)
+
+
+def combinations(raw: dict[str, Any]) -> _Found:
+    """Yields what is wrong between the keys of a point whose keys are each right."""
+    return _combinations(raw, set())
 
 
 def _nulls(raw: dict[str, Any]) -> _Found:

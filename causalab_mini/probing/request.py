@@ -90,7 +90,7 @@ def make_request(
         PlanError: a point asks for what the model, or this release, has not; or a prompt is too long.
     """
     stops: dict[str, int] = {}
-    problems = [] if only_records else [problem for point in spec for problem in _not_yet(point)]
+    problems = [] if only_records else [problem for point in spec for problem in not_yet(point)]
     for point in spec:
         verify_point(point)
         problems += _not_there(point, facts)
@@ -143,7 +143,7 @@ def _issue(point: ExtractionPoint, field: str, expected: str, got: str, hint: st
     return Issue(f"{point.name}.{field}", expected, got, hint, code, point=point.name, field=field)
 
 
-def _not_yet(point: ExtractionPoint) -> Iterator[Issue]:
+def not_yet(point: ExtractionPoint) -> Iterator[Issue]:
     """Yields what a point asks for beside its records: probes, queues and interventions are not run yet."""
     hint = (
         "`--only-records` (in Python, `only_records=True`) records what the probe would be given, and says in its results what was left out"
@@ -163,7 +163,7 @@ def _not_yet(point: ExtractionPoint) -> Iterator[Issue]:
 
 def left_out(point: ExtractionPoint) -> dict[str, str]:
     """Returns what a point asks for that is not carried out, by field; it is accepted only where nothing but records was asked for."""
-    return {problem.field: problem.got.strip("`") for problem in _not_yet(point)}
+    return {problem.field: problem.got.strip("`") for problem in not_yet(point)}
 
 
 def _not_there(point: ExtractionPoint, facts: ModelFacts) -> Iterator[Issue]:
