@@ -60,6 +60,17 @@ def test_a_patched_model_says_the_whole_other_answer(summaries):
     assert mean(summaries["generation"], "follows") >= 0.95
 
 
+def test_what_is_recorded_of_speech_is_counted_and_silence_has_a_reason(whole):
+    (entry,) = whole["stream"]["streams"]
+    points = {point["point"]: point for point in entry["points"]}
+    assert points["prompt_end"]["captured"] == {f"prompt_end/block_output/{layer}": [32, 64] for layer in (1, 3)}
+    assert points["end"]["fired"] == points["end"]["eligible"] == 32
+    assert points["keys_and_values"]["fired"] == 4 * 32
+    assert 32 < points["speech"]["fired"] < 6 * 32
+    assert points["far"]["fired"] == 0
+    assert all(line["reason"].startswith("the generation ended after") for line in points["far"]["requests"])
+
+
 @pytest.mark.parametrize("name", ["ablation_zero", "ablation_mean", "ablation_resample"])
 def test_an_ablated_place_that_holds_the_answer_loses_it(summaries, name):
     assert mean(summaries[name], "clean") >= 0.95

@@ -15,7 +15,7 @@ ALLOWED = {
     "data": {"errors"},
     "model": {"errors"},
     "ops": set(),
-    "plan": {"errors", "data", "model"},
+    "plan": {"errors", "data", "model", "probing"},
     "schedule": {"errors", "data", "model", "plan"},
     "probing": {"errors", "data", "model", "plan"},
     "probing/run": {"errors", "data", "model", "plan", "schedule", "evidence", "ops", "probing", "results", "engine"},
@@ -23,7 +23,11 @@ ALLOWED = {
     "results": {"errors", "data", "model", "plan", "schedule", "evidence", "ops"},
     "engine": {"errors", "data", "model", "plan", "schedule", "evidence", "ops"},
 }
-"""What a layer may import beside itself. `model` also knows the plan's model section, by type alone."""
+"""What a layer may import beside itself. `model` also knows the plan's model section, by type alone.
+
+A `stream` step is an extraction spec inside a document: the plan and `probing` are two halves of one language."""
+CARRIED_OUT = ("engine/point.py", "causalab_mini.probing.run.steps.run_step")
+"""The one name of `probing.run` that the engine has, looked up when a `stream` step is run."""
 ON_TOP = {"experiment", "shipped", "doctor", "cli", "__init__", "__main__"}
 HEAVY = {"torch", "transformers", "nnterp", "nnsight", "safetensors", "huggingface_hub"}
 WITH_TORCH = {"ops", "engine", "probing/run", "results/tensors.py"}
@@ -66,7 +70,7 @@ def test_a_layer_imports_only_what_is_below_it(layer):
     for file in (file for file in MODULES if layer_of(file) == layer):
         for name, _ in all_imports(file):
             parts = name.split(".")
-            if parts[0] == "causalab_mini":
+            if parts[0] == "causalab_mini" and (file.relative_to(PACKAGE).as_posix(), name) != CARRIED_OUT:
                 assert "/".join(parts[1:3]) not in ALLOWED or "/".join(parts[1:3]) == layer, f"{file.relative_to(PACKAGE)} imports {name}"
                 assert parts[1] in {layer, "__version__", *ALLOWED[layer]}, f"{file.relative_to(PACKAGE)} imports {name}"
 

@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
         request, schedules, _ = loaded.compile()
         if schedule:
             from causalab_mini.schedule.physical import plain_schedule
-            from causalab_mini.schedule.printed import attribution_lines, data, fit_lines, generation_lines, text
+            from causalab_mini.schedule.printed import attribution_lines, data, fit_lines, generation_lines, stream_lines, text
             from causalab_mini.schedule.repeated import fit_costs
             from causalab_mini.schedule.rewrites import REWRITES, rewrite
 
@@ -53,7 +53,11 @@ def register(app: typer.Typer) -> None:
                 if as_json
                 else "\n".join(
                     _schedule_lines(
-                        text(found) if found.passes else "", *generation_lines(found), *fit_lines(fits), *attribution_lines(request)
+                        text(found) if found.passes else "",
+                        *generation_lines(found),
+                        *fit_lines(fits),
+                        *attribution_lines(request),
+                        *stream_lines(request),
                     )
                 )
             )

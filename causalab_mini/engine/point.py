@@ -63,6 +63,8 @@ class PointRun:
                     results = self.weights(step)
                 case nodes.Attribute():
                     results = self.attribute(step)
+                case nodes.Stream():
+                    results = self.stream(step)
             results |= {"rows_a_batch": max(self.store.sizes.used, default=0), "peak_memory_bytes": peak_memory_bytes()}
             self.results[step.name] = StepResult(step, results, time.perf_counter() - started)
         return PointResult(self.label, self.schedule.point.values, self.schedule.point.digest, self.results)
@@ -156,3 +158,11 @@ class PointRun:
         rows = rows_of(schedule, self.results, self.outputs)
         found = attribute(self.engine, self.request, self.label, step, schedule, rows, self.outputs, self.featurizers, self.store.sizes)
         return {"metrics": {}, "outputs": {}, "checks": [], "attributions": found.table, "agreement": found.agreement}
+
+    def stream(self, step: nodes.Stream) -> dict[str, Any]:
+        """Returns what is recorded while the model goes on from the rows: the very numbers of `causalab-mini probe`."""
+        from causalab_mini.engine.engines.base import BaseEngine
+        from causalab_mini.probing.run.steps import run_step
+
+        assert isinstance(self.engine, BaseEngine)
+        return {"metrics": {}, "outputs": {}, "checks": [], **run_step(self.engine, self.request, step, self.store.sizes)}

@@ -18,7 +18,8 @@ class StepResult:
         node: of the plan.
         results: `metrics` (table rows by name), `outputs` (tensors by name) and `checks`; of what observes, `positions` (every read and
             write: `rows`, `tokens`, `reason`, `content`) and `controls`; of a fit, `train/loss`, `train/eval` and `fit`; of `weights`,
-            `weights`; of `attribute`, `attributions` and `agreement`. Names are `<intervention>/<name>` in a step with a list of
+            `weights`; of `attribute`, `attributions` and `agreement`; of `stream`,
+            `points` (tensors by point and name), `records`, `generated`, `fired` and `n_forwards`. Names are `<intervention>/<name>` in a step with a list of
             interventions.
         seconds: wall time.
     """

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from causalab_mini.data.fields import path_text
 from causalab_mini.data.prompts import Prompt
-from causalab_mini.errors import PlanError, Problem, listed, quoted
+from causalab_mini.errors import Issue, PlanError, Problem, listed, quoted
 from causalab_mini.model.components import COMPONENTS
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.model.families import Absent
@@ -26,6 +26,8 @@ from causalab_mini.plan.load import Document, load_raw
 from causalab_mini.plan.rows import Rows
 from causalab_mini.plan.spec.steps import IG_STEPS
 from causalab_mini.plan.used import entries_of, parts_of_differences, saved_of
+from causalab_mini.probing.request import make_request
+from causalab_mini.probing.spec import ProbeSpec, point_of
 
 
 class Opened(Protocol):
@@ -146,6 +148,41 @@ class Builder:
                 saves = tuple(nodes.SaveNode(None, save.value, save.file_path) for save in step.saves)
                 n_steps = 1 if step.method == "atp" else step.ig_steps or IG_STEPS
                 return nodes.Attribute(name, observed, step.metric, step.method, n_steps, step.verify_top, saves)
+            case language.Stream():
+                return self.stream(name, step)
+
+    def stream(self, name: str, step: language.Stream) -> nodes.Stream:
+        """Returns a step that records while the model generates.
+
+        Raises:
+            PlanError: a point does not fit the model, or a row is too long.
+        """
+        path, role, ref = f"steps.{name}", step.role, step.rows[step.role]
+        field, decode = self.spec.roles[role].field, language.as_decode(step.decode)
+        assert decode is not None
+        prompts = self.rows.prompts_of(ref, self.spec.roles[role], f"{path}.rows.{role}", f"roles.{role}")
+        labels = self.rows.labels(ref, f"{path}.rows.{role}")
+        empty = [label for label, prompt in zip(labels, prompts, strict=True) if not prompt.n_content]
+        if empty:
+            raise PlanError(
+                Problem(f"{path}.rows.{role}", "texts of at least one token", f"row {quoted(empty[0])}, which has none", code="prompt")
+            )
+        spec = ProbeSpec(tuple(point_of(entry) for entry in step.points))
+        try:
+            make_request(spec, prompts, decode, self.facts, self.rows.tokenizer, only_records=False)
+        except PlanError as error:
+            raise PlanError([self.problem_of_stream(path, role, spec, labels, problem) for problem in error.problems]) from None
+        saves = tuple(nodes.SaveNode(None, save.value, save.file_path) for save in step.saves)
+        return nodes.Stream(name, labels, role, (ref, field), spec, decode, saves, tuple(prompt.n_tokens for prompt in prompts))
+
+    def problem_of_stream(self, path: str, role: str, spec: ProbeSpec, labels: Sequence[str], problem: Problem) -> Problem:
+        """Returns what does not fit of a spec over prompts, with where that is in the document."""
+        if isinstance(problem, Issue):
+            at = f"{path}.points[{spec.names.index(problem.point)}].{problem.field}"
+            hint = '`"attn_implementation": "eager"` in `model`' if problem.code == "absent" and problem.hint else ""
+            return Problem(at, problem.expected, problem.got, hint, problem.code)
+        row = int(problem.path.removeprefix("request "))
+        return Problem(f"{path}.rows.{role}", problem.expected, f"{problem.got} on row {quoted(labels[row])}", problem.hint, problem.code)
 
     def observed(
         self,

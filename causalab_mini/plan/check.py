@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import graphlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
+from causalab_mini.data.fields import path_text
 from causalab_mini.errors import Problem, did_you_mean, listed, quoted
 from causalab_mini.plan.check_featurizers import FeaturizerChecker, Kept
 from causalab_mini.plan.files import METRIC_SUFFIXES, TENSOR_SUFFIXES, path_problem
@@ -26,12 +27,18 @@ from causalab_mini.plan.spec import (
     Save,
     Spec,
     Step,
+    Stream,
     Weights,
     as_control,
 )
 from causalab_mini.plan.spec.fits import TRAINING
 from causalab_mini.plan.spec.metrics import AnswerLogprob, ReadMetric, Recovered, TopK
 from causalab_mini.plan.used import entries_of, live_writes, parts_of_differences, rows_of, saved_of, scored_rows
+from causalab_mini.probing.request import not_yet
+from causalab_mini.probing.spec import combinations, point_of
+
+TABLES = ("records", "original.generated")
+"""What a stream step has beside the tensors of its points."""
 
 
 def check(spec: Spec, raw: Mapping[str, Any]) -> list[Problem]:
@@ -74,6 +81,10 @@ class _Checker(FeaturizerChecker):
             self.metrics[name] = {}
             self.saves(f"{path}.saves", step.saves, {}, dict.fromkeys(step.names), False, "a featurizer of `names`")
             return
+        if isinstance(step, Stream):
+            self.metrics[name] = {}
+            self.stream(path, name, step)
+            return
         interventions = self.interventions(path, name, step)
         if interventions is None:
             self.invalid_step(name)
@@ -113,6 +124,33 @@ class _Checker(FeaturizerChecker):
                 self.attribute(path, step, interventions)
                 self.metrics[name] = {}
                 self.saves(f"{path}.saves", step.saves, {step.metric: None}, {}, False, "the metric of this step")
+
+    def stream(self, path: str, name: str, step: Stream) -> None:
+        """Judges what is recorded while a model generates."""
+        if step.input is None and len(step.rows) > 1:
+            self.say(f"{path}.input", f"the role that is gone on from (`rows` has {listed(step.rows)})", "none", code="missing")
+        roles = [role for role in step.rows if self.known(f"{path}.rows.{role}", "a role", role, self.declared("roles"))]
+        if step.input is not None and self.known(f"{path}.input", "a role of `rows`", step.input, step.rows):
+            for role in roles:
+                if role != step.input:
+                    self.say(f"{path}.rows.{role}", f"only the role that is gone on from ({quoted(step.input)})", quoted(role))
+        if step.decode == 0:
+            self.say(f"{path}.decode", "at least one token", "`0`", code="range")
+        raw_points, first = self.raw["steps"][name]["points"], dict[str, int]()
+        for index, entry in enumerate(step.points):
+            where, point = f"{path}.points[{index}]", point_of(entry)
+            problems = [(path_text(inner), problem) for inner, problem in combinations(raw_points[index])]
+            for key, problem in problems or [(problem.field, replace(problem, hint="")) for problem in not_yet(point)]:
+                self.say(f"{where}.{key}", problem.expected, problem.got, problem.hint, problem.code)
+            if point.name in first:
+                got = f"{quoted(point.name)} again (`points[{first[point.name]}]` has it)"
+                self.say(f"{where}.name", "each name once", got, code="duplicate")
+            elif point.name in TABLES:
+                expected = f"a name other than {listed(TABLES)} (saves are by name)"
+                self.say(f"{where}.name", expected, quoted(point.name), code="name")
+            first.setdefault(point.name, index)
+        points = dict.fromkeys(name for name in first if name not in TABLES)
+        self.saves(f"{path}.saves", step.saves, dict.fromkeys(TABLES), points, False, "a point, `records` or `original.generated`")
 
     def continuations(self, step: Step, interventions: Mapping[str, Intervention], is_list: bool) -> dict[str, str | None]:
         """Returns how a step's continuations may be named, with their intervention."""
@@ -353,7 +391,15 @@ class _Checker(FeaturizerChecker):
             is_metric = save.value in metrics
             suffixes = METRIC_SUFFIXES if is_metric else TENSOR_SUFFIXES
             if not save.file_path.endswith(suffixes):
-                what = "tensor" if not is_metric else "continuation" if save.value.endswith(GENERATED) else "metric"
+                what = (
+                    "tensor"
+                    if not is_metric
+                    else "continuation"
+                    if save.value.endswith(GENERATED)
+                    else "table"
+                    if save.value == "records"
+                    else "metric"
+                )
                 self.say(
                     f"{where}.file_path", f"a file name ending in {listed(suffixes)} (for a {what})", quoted(save.file_path), code="file"
                 )

@@ -8,12 +8,26 @@ from collections.abc import Iterable
 from typing import Any
 
 from causalab_mini.plan.position import Position, Selected
-from causalab_mini.plan.spec import Attribute, DrawnControl, Fit, Intervention, Optimizer, Params, Site, Spec, Write, as_control, as_decode
+from causalab_mini.plan.spec import (
+    Attribute,
+    DrawnControl,
+    Fit,
+    Intervention,
+    Optimizer,
+    Params,
+    Site,
+    Spec,
+    Stream,
+    Write,
+    as_control,
+    as_decode,
+)
 from causalab_mini.plan.spec.fits import BETAS
 from causalab_mini.plan.spec.selected import DRAWS
 from causalab_mini.plan.spec.steps import IG_STEPS
 from causalab_mini.plan.strict import Strict
 from causalab_mini.plan.used import entries_of, featurizers_used, live_writes, places_of, rows_of
+from causalab_mini.probing.spec import extraction_point_to_dict, point_of
 
 
 def digest(spec: Spec) -> str:
@@ -52,6 +66,12 @@ def _featurizer(name: str, spec: Spec) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Stream):
+        own = {key: inner for key, inner in _spelled(value).items() if key != "input"}
+        return own | {
+            "decode": _plain(as_decode(value.decode)),
+            "points": [extraction_point_to_dict(point_of(entry)) for entry in value.points],
+        }
     if isinstance(value, Site) and isinstance(value.layers, tuple) and len(value.layers) == 1:
         return {**_spelled(value), "layers": value.layers[0]}
     if isinstance(value, Selected):

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from causalab_mini.plan import plan as nodes
-from causalab_mini.plan.spec.decoding import SAMPLING
+from causalab_mini.plan.spec.decoding import SAMPLING, Decode
 from causalab_mini.plan.sweep import show_value
+from causalab_mini.probing.spec import CompiledSelector, ExtractionPoint, compile_point, extraction_point_to_dict
+
+MAX_LENGTHS = 3
+"""Lengths of prompts, and tokens of a run, that are all shown."""
 
 
 def explain(request: nodes.Request) -> str:
@@ -56,6 +60,8 @@ def _plan_lines(plan: nodes.Plan) -> Iterator[str]:
                 verified = "" if step.verify_top is None else f"  verify_top={step.verify_top}"
                 yield f"  {step.name}: Attribute  metric={step.metric}  method={step.method}{steps}{verified}  saves={_saves(step.saves)}"
                 yield from _experiment_lines(step.observed)
+            case nodes.Stream():
+                yield from _stream_lines(step)
 
 
 def _observe_lines(step: nodes.Observe) -> Iterator[str]:
@@ -90,14 +96,63 @@ def _experiment_lines(step: nodes.Observe) -> Iterator[str]:
             for place in forward.places:
                 yield "        " + _place(place)
         for forward in item.generations:
-            yield f"      generates '{forward.model}' on '{forward.role}'  ({forward.n_rows} rows, {_decode(forward)})"
+            yield f"      generates '{forward.model}' on '{forward.role}'  ({forward.n_rows} rows, {_decode(forward.decode)})"
             for place in forward.places:
                 yield "        " + _place(place)
 
 
-def _decode(forward: nodes.Forward) -> str:
+def _stream_lines(step: nodes.Stream) -> Iterator[str]:
+    yield f"  {step.name}: Stream  points={list(step.spec.names)}  saves={_saves(step.saves)}"
+    yield f"      generates 'original' on '{step.role}'  ({step.n_rows} rows, {_decode(step.decode)})"
+    for point in step.spec:
+        layers = "" if not point.layers else str(list(point.layers))
+        keys = ("stride", "until", "count", "token")
+        given = "".join(f" {key}={value}" for key, value in extraction_point_to_dict(point).items() if key in keys)
+        yield f"        point '{point.name}' of {point.tensor_type}{layers} at {point.position}{given} → {_tokens_of(point, step)}"
+
+
+def _tokens_of(point: ExtractionPoint, step: nodes.Stream) -> str:
+    """Returns which tokens a point takes, as far as that is known before anything is said, on rows of the lengths that there are."""
+    by_length = {n: _tokens_at(compile_point(point, n, step.decode.max_new_tokens)) for n in sorted(set(step.n_tokens))}
+    if len(set(by_length.values())) == 1:
+        return next(iter(by_length.values()))
+    shown = [f"{words} (prompts of {n})" for n, words in list(by_length.items())[:MAX_LENGTHS]]
+    return "; ".join(shown + (["…"] if len(by_length) > MAX_LENGTHS else []))
+
+
+def _tokens_at(found: CompiledSelector) -> str:
+    if found.reason:
+        return f"none: {found.reason}"
+    parts = [f"{name} {_indices(tokens)}" for name, tokens in (("prompt", found.prompt), ("generated", found.generated)) if tokens]
+    if found.from_end is not None:
+        at_least = f", if {found.n_needed} or more are generated" if found.n_needed > 1 else ""
+        parts.append("the last token of all" if found.from_end == 1 else f"token {found.from_end} from the end of all{at_least}")
+    return ", ".join(parts)
+
+
+def _indices(tokens: range) -> str:
+    if len(tokens) <= MAX_LENGTHS:
+        return ", ".join(map(str, tokens))
+    if tokens.step == 1:
+        return f"{tokens[0]} to {tokens[-1]}"
+    return f"{tokens[0]}, {tokens[1]}, … {tokens[-1]}"
+
+
+def _stream_data(step: nodes.Stream) -> dict[str, Any]:
+    ref, field = step.rows
+    return {
+        "name": step.name,
+        "kind": "stream",
+        "rows": {step.role: {"ref": ref, "field": field}},
+        "n_rows": step.n_rows,
+        "decode": dict(step.decode.spelled()),
+        "points": [{**extraction_point_to_dict(point), "tokens": _tokens_of(point, step)} for point in step.spec],
+        "saves": [{"value": save.value, "file": _file(save)} for save in step.saves],
+    }
+
+
+def _decode(decode: Decode | None) -> str:
     """Returns how a continuation is generated, in words."""
-    decode = forward.decode
     assert decode is not None
     how = "drawn" if decode.do_sample else "greedy"
     given = [f"{name}={getattr(decode, name):g}" for name in SAMPLING if getattr(decode, name) is not None]
@@ -189,6 +244,8 @@ def _step_data(step: nodes.Step) -> dict[str, Any]:
                 "names": [str(featurizer) for featurizer in step.featurizers],
                 "saves": [{"value": save.value, "file": _file(save)} for save in step.saves],
             }
+        case nodes.Stream():
+            return _stream_data(step)
         case nodes.Attribute():
             return {
                 "name": step.name,

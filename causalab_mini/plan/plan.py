@@ -17,8 +17,23 @@ from causalab_mini.model.components import COMPONENTS, forward_rank
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.plan.position import Position
 from causalab_mini.plan.spec import Decode, Optimizer, Params
+from causalab_mini.probing.spec import ProbeSpec
 
-__all__ = ["Attribute", "Featurizer", "Fit", "Forward", "Observe", "Plan", "PlanError", "Read", "Request", "Site", "Weights", "Write"]
+__all__ = [
+    "Attribute",
+    "Featurizer",
+    "Fit",
+    "Forward",
+    "Observe",
+    "Plan",
+    "PlanError",
+    "Read",
+    "Request",
+    "Site",
+    "Stream",
+    "Weights",
+    "Write",
+]
 
 RowsKey = tuple[str, str]
 """A ref and a field: what prompts are made of."""
@@ -508,7 +523,35 @@ class Attribute:
         return self.observed.n_rows
 
 
-Step = Observe | Fit | Weights | Attribute
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A step that generates from prompts, and records at points meanwhile.
+
+    Attributes:
+        labels: the rows' `example_id`, or their numbers.
+        role: whose prompts.
+        rows: which prompts.
+        spec: the points.
+        decode: how the model goes on.
+        n_tokens: of each row's prompt.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    role: str
+    rows: RowsKey
+    spec: ProbeSpec
+    decode: Decode
+    saves: tuple[SaveNode, ...]
+    n_tokens: tuple[int, ...]
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows there are."""
+        return len(self.labels)
+
+
+Step = Observe | Fit | Weights | Attribute | Stream
 
 
 def observed_by(step: Step) -> tuple[Observe, ...]:

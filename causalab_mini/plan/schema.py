@@ -21,10 +21,14 @@ from causalab_mini.plan.spec.interventions import WITHOUT_ALIGN
 from causalab_mini.plan.spec.selected import CONTROLS, DRAWS
 from causalab_mini.plan.strict import NAME_PATTERN
 from causalab_mini.plan.sweep import FORBIDDEN
+from causalab_mini.probing.spec import TensorType
+from causalab_mini.probing.starter import RECORD
 
 NO_ALIGN = {"not": {"enum": ["last", "first", "mean"]}}
 PART = r"(?!\.\.?(?:/|$))[^\\/:*?\"<>|]+"
 """A part of a path that every file system can have, but for what devices are called."""
+SELECTOR = r"^(?:\d+|(?:prompt|generated)\[(?:-?\d+\](?:[+-]\d+)?|\*\]|\d+:\d*\]))$"
+"""What the text of a point's position looks like."""
 SWEPT = "x-swept"
 """Marks, while the schema is made, what a key's sweep is a list of where that is not its own schema."""
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -40,10 +44,11 @@ def schema() -> dict[str, Any]:
         for key, text in field_docstrings(model).items():
             if key in definition["properties"]:
                 definition["properties"][key]["description"] = text
-    made: dict[str, Any] = _tidied(plain, "")
+    made: dict[str, Any] = _tidied(_with_words(plain), "")
     definitions = made["$defs"]
     _let_kinds_be_swept(made)
     _refine(definitions)
+    _refine_streams(definitions)
     _refine_rest(made, definitions)
     for definition in [made, *definitions.values()]:
         for name, value in definition.get("properties", {}).items():
@@ -54,6 +59,24 @@ def schema() -> dict[str, Any]:
     made["properties"]["$schema"] = {"type": "string", "description": "Where this schema is, for editors; ignored."}
     made["required"] = ["model", "roles", "steps"]
     return {"$schema": DIALECT, **made, "title": "causalab-mini document"}
+
+
+def _with_words(plain: dict[str, Any]) -> dict[str, Any]:
+    """Returns a schema in which closed vocabularies stand where they are used."""
+    words = {f"#/$defs/{name}": definition for name, definition in plain["$defs"].items() if "enum" in definition}
+
+    def put(value: Any) -> Any:
+        if isinstance(value, list):
+            return [put(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if value.get("$ref") in words:
+            return {"enum": words[value["$ref"]]["enum"], **{key: inner for key, inner in value.items() if key != "$ref"}}
+        return {key: put(inner) for key, inner in value.items()}
+
+    kept = {name: definition for name, definition in plain["$defs"].items() if f"#/$defs/{name}" not in words}
+    made: dict[str, Any] = put({**plain, "$defs": kept})
+    return made
 
 
 def _let_kinds_be_swept(made: dict[str, Any]) -> None:
@@ -193,6 +216,39 @@ def _refine_fits(definitions: dict[str, Any]) -> None:
         ending = rf"\.(?:{'|'.join(suffix[1:] for suffix in suffixes)})$"
         definitions[name]["properties"]["saves"]["items"]["properties"] = {"file_path": {"pattern": ending}, **more}
     definitions["DrawnControl"]["allOf"] = [_only_with(key, "kind", list(DRAWS), CONTROLS) for key in ("n", "seed")]
+
+
+def _refine_streams(definitions: dict[str, Any]) -> None:
+    """Encodes what a stream needs beyond the types of its keys; probes other than `record` are not there yet."""
+    stream, point = definitions["Stream"], definitions["PointEntry"]
+    stream["properties"]["rows"]["maxProperties"] = 1
+    stream["allOf"] = [{"properties": {"decode": {"not": {"const": 0}}}}]
+    keys = point["properties"]
+    one, many = keys["layers"]["anyOf"]
+    one["minimum"] = 0
+    many |= {"minItems": 1, "uniqueItems": True, "items": {"type": "integer", "minimum": 0}}
+    keys["position"]["anyOf"] = [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": SELECTOR}]
+    per_layer = [word.value for word in TensorType if word.per_layer]
+    words = tuple(keys["until"]["enum"])
+    single = {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": r"^[^*:]*$"}]}
+    point["allOf"] = [
+        {"if": {"properties": {"tensor_type": {"enum": per_layer}}}, "then": {"required": ["layers"]}},
+        {"if": _is("until", "fixed_count"), "then": {"required": ["count"]}},
+        {"if": _is("until", "stop_token"), "then": {"required": ["token"]}},
+        {"if": {"not": {"required": ["until"]}}, "then": {"properties": {"count": False, "token": False}}},
+        _only_with("count", "until", ["fixed_count"], words),
+        _only_with("token", "until", ["stop_token"], words),
+        {
+            "if": {"properties": {"position": single}, "required": ["position"]},
+            "then": {"properties": dict.fromkeys(("stride", "until", "count", "token"), False)},
+        },
+        {"properties": {"queue_depth": False, "overflow": False, "probe_args": {"anyOf": [{"maxProperties": 0}, {"required": ["sweep"]}]}}},
+        {"properties": {"probe_type": {"not": {"type": "string", "not": {"const": RECORD}}}}},
+        {"properties": {"execution_mode": {"not": {"const": "async"}}}},
+    ]
+    definitions["InterventionEntry"]["allOf"] = [
+        {"properties": {"mode": {"not": {"const": "block_until_signal"}}, "timeout_ms": False, "on_timeout": {"not": {"const": "abort"}}}}
+    ]
 
 
 def _with_segment(segment: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from causalab_mini import __version__
 from causalab_mini.evidence.memory import peak_memory_bytes
-from causalab_mini.plan.plan import Fit, Request, observed_by
+from causalab_mini.plan.plan import Fit, Request, Stream, observed_by
 
 PACKAGES = ("causalab-mini", "torch", "transformers", "nnterp", "nnsight", "pydantic", "safetensors", "tokenizers")
 
@@ -44,6 +44,7 @@ def seeds(request: Request) -> list[int]:
     plans = [point.plan for point in request.points]
     steps = [step for plan in plans for step in plan.steps]
     found = {step.seed for step in steps if isinstance(step, Fit)}
+    found |= {step.decode.seed for step in steps if isinstance(step, Stream) and step.decode.seed is not None}
     for observed in (observed for step in steps for observed in observed_by(step)):
         writes = [write for item in observed.experiments for forward in item.runs for write in forward.writes]
         found |= {write.params.seed for write in writes if write.params.seed is not None}

@@ -139,6 +139,21 @@ def summarise_fit(point: str, values: Mapping[str, Any], step: str, results: Map
     }
 
 
+def summarise_stream(point: str, values: Mapping[str, Any], step: str, results: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the entry of a stream: of each of its points, how often it could fire, how often it did, and why not more often, row by row."""
+    return {"point": point, "axes": dict(values), "step": step, "n_forwards": results["n_forwards"], "points": results["fired"]}
+
+
+def silent_points(label: str, step: str, results: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what the user is told of a stream's points that recorded nothing."""
+    where = f"{label}: " if label else ""
+    for point in results["fired"]:
+        if not point["fired"]:
+            reasons = list(dict.fromkeys(line["reason"] for line in point["requests"] if line["reason"]))
+            more = f", and {len(reasons) - 1} more reason{'s' if len(reasons) > 2 else ''}" if len(reasons) > 1 else ""
+            yield f"{where}point `{point['point']}` of `{step}` recorded nothing: {reasons[0]}{more}"
+
+
 def _gate(theta: Any) -> dict[str, Any]:
     units = [unit for unit, value in enumerate(theta.tolist()) if value > 0]
     return {"on": len(units), "of": len(theta), "units": units}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -49,3 +50,15 @@ def output_bytes(
     else:
         tensors = {name: values, f"{name}.lengths": torch.tensor(lengths)}
     return bytes(save({key: tensor.contiguous().cpu() for key, tensor in tensors.items()}, metadata={"digest": digest, "kind": kind}))
+
+
+def record_bytes(tensors: Mapping[str, Tensor], digest: str) -> bytes:
+    """Returns what a point of a stream recorded as a safetensors file: its tensors, a place each, by the names that `probe` gives them.
+
+    Args:
+        tensors: (record, feature), or (record, head, key) of patterns, by `point/component` or `point/component/layer`.
+        digest: of the experiment, kept as metadata.
+    """
+    from safetensors.torch import save
+
+    return bytes(save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata={"digest": digest, "kind": "records"}))

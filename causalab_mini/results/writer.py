@@ -13,7 +13,15 @@ from causalab_mini.plan.load import Document
 from causalab_mini.plan.stamps import stamp_of
 from causalab_mini.results.record import make_record
 from causalab_mini.results.store import CHECKPOINTS, DOCUMENT, POINTS, RECORD, SUMMARY, RunFolder
-from causalab_mini.results.summary import best_points, seen_rows, summarise, summarise_attribution, summarise_fit
+from causalab_mini.results.summary import (
+    best_points,
+    seen_rows,
+    silent_points,
+    summarise,
+    summarise_attribution,
+    summarise_fit,
+    summarise_stream,
+)
 from causalab_mini.results.tables import table_bytes
 
 if TYPE_CHECKING:
@@ -115,6 +123,9 @@ class Writer:
                 found = step.results
                 entry = summarise_attribution(point.label, point.values, name, found["attributions"], found["agreement"])
                 self.summary.setdefault("attributions", []).append(entry)
+            if isinstance(step.node, nodes.Stream):
+                self.summary.setdefault("streams", []).append(summarise_stream(point.label, point.values, name, step.results))
+                self.warnings |= dict.fromkeys(silent_points(point.label, name, step.results))
             for save, suffix in _saves(step.node):
                 parts = [part for part in (point.label, save.intervention, save.file_path) if part]
                 self.folder.write("/".join(parts), self.saved(point, step, save, suffix))
@@ -134,6 +145,8 @@ class Writer:
                     "rows_a_batch": step.results["rows_a_batch"],
                     "peak_memory_bytes": step.results["peak_memory_bytes"],
                     **({"fit": step.results["fit"]} if "fit" in step.results else {}),
+                    **({"n_forwards": step.results["n_forwards"]} if "n_forwards" in step.results else {}),
+                    **({"points": _fired(step.results["fired"])} if "fired" in step.results else {}),
                     "checks": [check.as_data() for check in step.results["checks"]],
                 }
             )
@@ -149,7 +162,7 @@ class Writer:
 
     def saved(self, point: PointResult, step: StepResult, save: nodes.SaveNode, suffix: str) -> bytes:
         """Returns a value of a step as a file."""
-        from causalab_mini.results.tensors import output_bytes
+        from causalab_mini.results.tensors import output_bytes, record_bytes
 
         results, value = step.results, save.value
         if isinstance(step.node, nodes.Weights):
@@ -158,6 +171,10 @@ class Writer:
             return parameters_bytes(results["weights"][value], parts, self.request, point.digest)
         if isinstance(step.node, nodes.Attribute):
             return table_bytes(results["attributions"], suffix)
+        if isinstance(step.node, nodes.Stream):
+            if value in results["points"]:
+                return record_bytes(results["points"][value], point.digest)
+            return table_bytes(results["records"] if value == "records" else results["generated"][value], suffix)
         if (made := results["outputs"].get(value)) is not None:
             return output_bytes(value, made.value, made.kind, made.groups, made.is_stacked, made.is_ragged, made.pattern, point.digest)
         if value in results:
@@ -197,3 +214,8 @@ def _saves(step: nodes.Step) -> list[tuple[nodes.SaveNode, str]]:
     """Returns the files of a step, those of a fit's evaluation too."""
     saves = [*step.saves, *(step.evaluation.saves if isinstance(step, nodes.Fit) else ())]
     return [(save, Path(save.file_path).suffix) for save in saves]
+
+
+def _fired(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns, by point, at how many tokens it could fire and at how many it did; the summary has the rows."""
+    return {point["point"]: {"eligible": point["eligible"], "fired": point["fired"]} for point in points}

@@ -184,6 +184,14 @@ def attribution_lines(request: nodes.Request) -> Iterator[str]:
         yield f"attribute {step.name}: {n} gradient{'s' if n > 1 else ''} over {step.n_rows} rows{exact}"
 
 
+def stream_lines(request: nodes.Request) -> Iterator[str]:
+    """Yields what each stream step runs, at every point of its own."""
+    steps = {step.name: step for point in request.points for step in point.plan.steps if isinstance(step, nodes.Stream)}
+    for step in steps.values():
+        n = step.decode.max_new_tokens - 1
+        yield f"stream {step.name}: {_count(step.n_rows, 'row')}, a forward over the prompt, then up to {n} of one token each; one more where a point wants the last"
+
+
 def generation_lines(physical: Physical) -> Iterator[str]:
     """Yields what is generated, each once for all that look at it."""
     for one in physical.continuing.values():

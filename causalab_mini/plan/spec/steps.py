@@ -7,10 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Tag, model_validator
 
+from causalab_mini.plan.spec.decoding import DecodeField
 from causalab_mini.plan.spec.fits import Fit, Weights
 from causalab_mini.plan.spec.saves import OutputField, Save, Where
 from causalab_mini.plan.spec.selected import Control, InterventionField, Interventions
 from causalab_mini.plan.strict import FrozenDict, Name, Named, Strict, Tuple, invalid, shown, tag_by_kind
+from causalab_mini.probing.spec.entry import PointEntry
 
 
 class Observe(Strict):
@@ -61,15 +63,37 @@ class Attribute(Strict):
         return self
 
 
-STEP_MODELS: Mapping[str, type[Strict]] = {"observe": Observe, "fit": Fit, "weights": Weights, "attribute": Attribute}
-NOT_YET_STEPS = ("stream", "fit_probe")
+class Stream(Strict):
+    """Generates from one role's prompts, and records at extraction points meanwhile."""
+
+    kind: Literal["stream"]
+    rows: Annotated[Named[str], Field(min_length=1)]
+    """The ref of the rows, by the role whose prompts the model goes on from."""
+    input: Name | None = None
+    """That role; absent, the one of `rows`."""
+    decode: DecodeField
+    """How it goes on; a number is that many tokens from every row, greedily, with the stop token ruled out."""
+    points: Annotated[Tuple[PointEntry, ...], Field(min_length=1)]
+    """What is recorded, as in an extraction spec; `probe_type` is `record`, other probes are not there yet."""
+    saves: Tuple[Save, ...] = ()
+    """What is written to files: a point's name for its tensors, `records` for the table of which token each of their lines is, `original.generated` for what was said."""
+
+    @property
+    def role(self) -> str:
+        """The role whose prompts the model goes on from."""
+        return self.input or next(iter(self.rows))
+
+
+STEP_MODELS: Mapping[str, type[Strict]] = {"observe": Observe, "fit": Fit, "weights": Weights, "attribute": Attribute, "stream": Stream}
+NOT_YET_STEPS = ("fit_probe",)
 
 _BY_KIND, _KNOWN_KIND = tag_by_kind(STEP_MODELS, NOT_YET_STEPS)
 Step = Annotated[
     Annotated[Observe, Tag("<observe>")]
     | Annotated[Fit, Tag("<fit>")]
     | Annotated[Weights, Tag("<weights>")]
-    | Annotated[Attribute, Tag("<attribute>")],
+    | Annotated[Attribute, Tag("<attribute>")]
+    | Annotated[Stream, Tag("<stream>")],
     _BY_KIND,
     _KNOWN_KIND,
 ]

@@ -1,0 +1,77 @@
+"""A `stream` step of a document: the same request, batches and recording as `causalab-mini probe`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from causalab_mini.engine.decoding import prove_cache
+from causalab_mini.engine.engines.base import BaseEngine
+from causalab_mini.engine.sizes import Sizes, is_out_of_memory
+from causalab_mini.errors import Problem, RunError
+from causalab_mini.plan import plan as nodes
+from causalab_mini.probing.request import make_request, places_of
+from causalab_mini.probing.run.observing import BATCH_SIZE, observe
+from causalab_mini.probing.run.recording import Recording, tensor_name
+
+
+def run_step(engine: BaseEngine, request: nodes.Request, step: nodes.Stream, sizes: Sizes) -> dict[str, Any]:
+    """Returns what a step records: `points` (tensors by point and name), `records`, `generated`, and `fired`, which is for the summary.
+
+    Args:
+        engine: the checkpoint.
+        request: what the step is of.
+        step: what is watched, over which rows.
+        sizes: how many rows are run together.
+
+    Raises:
+        RunError: the model can't go on token by token, or a single row does not fit into memory.
+    """
+    prompts = request.prompts[step.rows]
+    asked = make_request(step.spec, prompts, step.decode, engine.facts, engine.tokenizer, only_records=False)
+    engine.load_weights()
+    prove_cache(engine, prompts[0].ids)
+    size = min(len(prompts), sizes.batch_size or min(BATCH_SIZE, sizes.most or BATCH_SIZE))
+    while True:
+        try:
+            recording = observe(engine, asked, size)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if size == 1:
+                hint = "a smaller `dtype`, fewer tokens or points, or another `--device-map`"
+                problem = Problem(f"steps.{step.name}", "memory for one row", "less", hint, "memory")
+                raise RunError(problem) from error
+            size = (size + 1) // 2
+            sizes.n_halved += 1
+            sizes.most = size if sizes.most is None else min(size, sizes.most)
+        else:
+            sizes.used.append(size)
+            return _results(recording, step, engine.tokenizer)
+
+
+def _results(recording: Recording, step: nodes.Stream, tokenizer: Any) -> dict[str, Any]:
+    """Returns a recording as the results of a step, requests named by the labels of their rows."""
+    said = [
+        {
+            "example_id": label,
+            "ids": list(one.ids),
+            "text": one.text,
+            "ended": "length" if one.ended == "max_new_tokens" else one.ended,
+            "produced_by": f"{step.name}/original/{step.role}",
+        }
+        for label, one in zip(step.labels, recording.generated, strict=True)
+    ]
+    records = [{"example_id": step.labels[line["request"]], **line} for line in recording.index(tokenizer)]
+    fired = recording.summary()
+    for point in fired:
+        point["requests"] = [{"example_id": step.labels[line["request"]], **line} for line in point["requests"]]
+    return {
+        "points": {
+            point.name: {(name := tensor_name(point.name, place)): recording.tensors[name] for place in places_of(point)}
+            for point in step.spec
+        },
+        "records": records,
+        "generated": {"original.generated": said},
+        "fired": fired,
+        "n_forwards": recording.n_forwards,
+    }
