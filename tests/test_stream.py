@@ -131,21 +131,24 @@ def test_the_role_that_is_gone_on_from_is_the_one_of_rows(run):
 
 
 def test_a_device_that_runs_out_of_memory_is_given_fewer_rows(run, monkeypatch):
-    from causalab_mini.probing.run import steps
+    from causalab_mini.probing.run import observing
 
-    whole, sizes = steps.observe, []
+    whole, sizes = observing.stream, []
 
-    def observe(engine, request, size):
-        sizes.append(size)
-        if size > 1:
+    def stream(engine, request, rows):
+        sizes.append(len(rows))
+        if len(rows) > 1:
             raise torch.OutOfMemoryError
-        return whole(engine, request, size)
+        return whole(engine, request, rows)
 
-    monkeypatch.setattr(steps, "observe", observe)
-    assert run(*POINTS)["rows_a_batch"] == 1
-    assert sizes == [4, 2, 1]
-    monkeypatch.setattr(steps, "observe", lambda engine, request, size: (_ for _ in ()).throw(torch.OutOfMemoryError()))
-    with pytest.raises(RunError, match=r"steps\.record: expected memory for one row"):
+    plain = run(*POINTS)
+    monkeypatch.setattr(observing, "stream", stream)
+    found = run(*POINTS)
+    assert found["rows_a_batch"] == 1
+    assert sizes == [4, 2, 1, 1, 1, 1]
+    assert found["records"] == plain["records"]
+    monkeypatch.setattr(observing, "stream", lambda engine, request, rows: (_ for _ in ()).throw(torch.OutOfMemoryError()))
+    with pytest.raises(RunError, match="expected memory for request 0 alone"):
         run(*POINTS)
 
 

@@ -102,12 +102,16 @@ class Sizes:
         else:
             self.used.append(len(entries))
             return
-        self.n_halved += 1
-        self.most = half if self.most is None else min(self.most, half)
+        self.halve(half)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         for start in range(0, len(entries), half):
             self.run(one, entries[start : start + half], run)
+
+    def halve(self, size: int) -> None:
+        """Notes that no more rows than these fit together."""
+        self.n_halved += 1
+        self.most = size if self.most is None else min(self.most, size)
 
     def refuse(self, one: PhysicalPass, needed: int, free: int | None, error: BaseException | None = None) -> NoReturn:
         """Refuses a row that does not fit.

@@ -10,9 +10,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from causalab_mini.engine.decoding import prove_cache
 from causalab_mini.engine.engines.base import BaseEngine
 from causalab_mini.engine.engines.hooks import HooksEngine
-from causalab_mini.errors import Problem, UsageError, quoted
+from causalab_mini.engine.sizes import is_out_of_memory
+from causalab_mini.errors import Problem, RunError, UsageError, quoted
 from causalab_mini.plan.problems import problems_of
 from causalab_mini.plan.spec import Decode, ModelSpec
 from causalab_mini.probing.request import Request, make_request, prompts_of
@@ -57,24 +59,46 @@ def probe(
 
 
 def observe(
-    engine: BaseEngine, request: Request, batch_size: int = BATCH_SIZE, on_batch: Callable[[int], None] = lambda n: None
+    engine: BaseEngine,
+    request: Request,
+    batch_size: int = BATCH_SIZE,
+    on_batch: Callable[[int], None] = lambda n: None,
+    on_halved: Callable[[int], None] = lambda size: None,
 ) -> Recording:
     """Returns what a request comes to; `probe` is the short way.
 
     Args:
         engine: the checkpoint; its weights are loaded if need be.
         request: what is watched.
-        batch_size: requests that are run together.
+        batch_size: requests that are run together; half of them, and so on, where the device runs out of memory.
         on_batch: told how many requests are done.
+        on_halved: told how many are run together from there on.
+
+    Raises:
+        UsageError: the batch size is no number above 0.
+        RunError: the model can't go on token by token, or a single request does not fit into memory.
     """
     if batch_size < 1:
         raise UsageError(Problem("batch_size", "a number above 0", quoted(batch_size), code="usage"))
     engine.load_weights()
-    parts = Parts(request)
-    for start in range(0, len(request.prompts), batch_size):
+    prove_cache(engine, request.prompts[0].ids)
+    parts, start = Parts(request), 0
+    while start < len(request.prompts):
         rows = range(start, min(start + batch_size, len(request.prompts)))
-        parts.add(stream(engine, request, rows))
-        on_batch(rows.stop)
+        try:
+            streamed = stream(engine, request, rows)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if len(rows) == 1:
+                expected, hint = f"memory for request {start} alone", "a smaller `dtype`, fewer tokens or points, or another `--device-map`"
+                raise RunError(Problem("", expected, "less", hint, "memory")) from error
+            batch_size = (len(rows) + 1) // 2
+            on_halved(batch_size)
+            continue
+        parts.add(streamed)
+        start = rows.stop
+        on_batch(start)
     return parts.whole(engine.describe())
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from causalab_mini.engine.decoding import prove_cache
 from causalab_mini.engine.engines.base import BaseEngine
-from causalab_mini.engine.sizes import Sizes, is_out_of_memory
-from causalab_mini.errors import Problem, RunError
+from causalab_mini.engine.sizes import Sizes
 from causalab_mini.plan import plan as nodes
 from causalab_mini.probing.request import make_request, places_of
 from causalab_mini.probing.run.observing import BATCH_SIZE, observe
@@ -28,25 +26,10 @@ def run_step(engine: BaseEngine, request: nodes.Request, step: nodes.Stream, siz
     """
     prompts = request.prompts[step.rows]
     asked = make_request(step.spec, prompts, step.decode, engine.facts, engine.tokenizer, only_records=False)
-    engine.load_weights()
-    prove_cache(engine, prompts[0].ids)
     size = min(len(prompts), sizes.batch_size or min(BATCH_SIZE, sizes.most or BATCH_SIZE))
-    while True:
-        try:
-            recording = observe(engine, asked, size)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            if size == 1:
-                hint = "a smaller `dtype`, fewer tokens or points, or another `--device-map`"
-                problem = Problem(f"steps.{step.name}", "memory for one row", "less", hint, "memory")
-                raise RunError(problem) from error
-            size = (size + 1) // 2
-            sizes.n_halved += 1
-            sizes.most = size if sizes.most is None else min(size, sizes.most)
-        else:
-            sizes.used.append(size)
-            return _results(recording, step, engine.tokenizer)
+    recording = observe(engine, asked, size, on_halved=sizes.halve)
+    sizes.used.append(min(size, sizes.most or size))
+    return _results(recording, step, engine.tokenizer)
 
 
 def _results(recording: Recording, step: nodes.Stream, tokenizer: Any) -> dict[str, Any]:
