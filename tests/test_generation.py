@@ -277,19 +277,30 @@ def test_metrics_of_what_is_said(carry_out, rows_of, plain_models):
     assert [line["positions"] for line in tables["match"]] == [[longest]] * len(rows)
 
 
-def test_anchors_are_found_in_what_each_row_says(carry_out, rows_of):
+def test_anchors_are_found_in_what_each_row_says(carry_out, rows_of, plain_models):
+    model, tokenizer = plain_models("successor-llama")
     rows = rows_of("successor-llama")
     plain = carry_out(saying(decode=8), rows)
     words = [line["text"].split()[0] for line in lines(plain)]
-    found = carry_out(
-        saying(
-            {"word": {"site": STREAM, "pos": {"frame": "generated", "index": -1, "scope": {"column": "word", "occurrence": "first"}}}},
-            decode=8,
-        ),
-        [{**row, "word": word} for row, word in zip(rows, words, strict=True)],
+    raw = saying(
+        {"word": {"site": STREAM, "pos": {"frame": "generated", "index": -1, "scope": {"column": "word", "occurrence": "first"}}}}, decode=8
     )
-    positions = found.step("go").results["positions"]["word"]
-    assert [eval(text).strip() in word for text, word in zip(positions["tokens"], words, strict=True)] == [True] * len(rows)
+    raw["steps"]["go"]["outputs"] = {"word_out": "word"}
+    found = carry_out(raw, [{**row, "word": word} for row, word in zip(rows, words, strict=True)]).step("go").results
+    for index, (row, word) in enumerate(zip(rows, words, strict=True)):
+        ids, values, _ = by_hand(
+            model,
+            tokenizer,
+            row["input"],
+            8,
+            reads=lambda ids: {"x": spot(model, "block_output", 1, [len(ids) - 1])},
+            barred=stops_of(model),
+        )
+        prompt = ids_of(tokenizer, row["input"])[0]
+        before = len(tokenizer.decode(prompt))
+        last = next(n for n in range(8) if word in tokenizer.decode([*prompt, *ids[: n + 1]])[before:])
+        assert found["positions"]["word"]["content"][index] == (last,)
+        torch.testing.assert_close(found["outputs"]["word_out"].value.row(index)[0], values[last]["x"], atol=2e-4, rtol=1e-4)
     missing = carry_out(
         saying({"word": {"site": STREAM, "pos": {"frame": "generated", "index": 0, "scope": {"text": "nowhere"}}}}, decode=3), rows
     )
@@ -665,7 +676,7 @@ def test_what_no_token_can_be_chosen_by_is_refused(carry_out, rows_of):
     from causalab_mini.errors import RunError
 
     raw = patched(-1, operand=1e38, mechanism="add_scaled", params={"scale": 1e10})
-    with pytest.raises(RunError, match="finite logits to choose a token by"):
+    with pytest.raises(RunError, match="NaN or infinite ones at generated token 0 of `patched` on `base`, row 0"):
         carry_out(raw, rows_of("successor-llama"))
     cold = {"max_new_tokens": 3, "do_sample": True, "temperature": 1e-40, "seed": 0}
     greedy = carry_out(saying(decode={"max_new_tokens": 3}), rows_of("successor-llama"))

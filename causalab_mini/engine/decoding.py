@@ -150,7 +150,8 @@ class _Batch:
         self.most = one.forward.decode.max_new_tokens
         self.prompts = given.prompts[one.forward.rows]
         prompts = [self.prompts[row].ids for row in rows]
-        self.speech = Speech(engine.tokenizer, engine.stop_tokens(), one.forward.decode, prompts, self.rows, keeps_margins=True)
+        whose = f"`{one.forward.model}` on `{one.forward.role}`, row"
+        self.speech = Speech(engine.tokenizer, engine.stop_tokens(), one.forward.decode, prompts, self.rows, whose, keeps_margins=True)
         self.n_steps = 0
         self.mask = torch.zeros(0)
         self.cache = DynamicCache()
@@ -159,11 +160,11 @@ class _Batch:
 
     def wants_last(self) -> bool:
         """Returns whether a token that no forward has had as input is wanted, now that all rows have ended."""
-        for read in self.one.forward.reads:
-            for place, row in enumerate(self.rows) if read.pos.lag else ():
-                tokens = locate(read.pos, None, self.continuation(place, row).prompt).tokens
-                if any(token + read.pos.lag >= self.n_steps for token in tokens):
-                    return True
+        positions = [read.pos for read in self.one.forward.reads if read.pos.lag]
+        for place, row in enumerate(self.rows) if positions else ():
+            said = self.continuation(place, row).prompt
+            if any(token + pos.lag >= self.n_steps for pos in positions for token in locate(pos, None, said).tokens):
+                return True
         return False
 
     def step(self, is_last: bool = False) -> None:

@@ -30,6 +30,7 @@ class Speech:
         how: Decode,
         prompts: Sequence[Sequence[int]],
         rows: Sequence[int],
+        whose: str = "request",
         keeps_margins: bool = False,
     ) -> None:
         """Begins with nothing said.
@@ -40,6 +41,7 @@ class Speech:
             how: tokens are chosen, and what ends a row.
             prompts: the ids of each row's prompt.
             rows: numbers of the rows; draws depend on them, and not on what else is in the batch.
+            whose: what a row's number stands behind, in errors.
             keeps_margins: whether it is noted by how much each token was the likeliest.
         """
         self._tokenizer = tokenizer
@@ -47,6 +49,7 @@ class Speech:
         self._how = how
         self._prompts = [tuple(ids) for ids in prompts]
         self._rows = tuple(rows)
+        self._whose = whose
         self._said: list[list[int]] = [[] for _ in rows]
         self._n_own: dict[int, int] = {}
         self.ended: dict[int, str] = {}
@@ -73,7 +76,7 @@ class Speech:
         if bad := [place for place in going if not can_choose[place]]:
             expected, got = (
                 "finite logits to choose a token by",
-                f"NaN or infinite ones on row {self._rows[bad[0]]} at generated token {step}",
+                f"NaN or infinite ones at generated token {step} of {self._whose} {self._rows[bad[0]]}",
             )
             raise RunError(Problem("", expected, got, "a write of that size, or a `dtype` of more range", "not_finite"))
         many = (

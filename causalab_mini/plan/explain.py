@@ -157,7 +157,7 @@ def _decode(decode: Decode | None) -> str:
     how = "drawn" if decode.do_sample else "greedy"
     given = [f"{name}={getattr(decode, name):g}" for name in SAMPLING if getattr(decode, name) is not None]
     given += [f"stop={list(decode.stop)}"] if decode.stop else []
-    most = f"{decode.max_new_tokens} tokens" if decode.is_full else f"at most {decode.max_new_tokens} tokens"
+    most = f"{decode.max_new_tokens} tokens" if decode.ignore_eos else f"at most {decode.max_new_tokens} tokens"
     return ", ".join([f"{most} each", " ".join([how, *given])])
 
 

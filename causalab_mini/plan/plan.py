@@ -325,7 +325,7 @@ class Intervention:
         if read.pos.width is None or read.pos.scope is not None:
             return False
         decode = self.forward_of(read.name).decode
-        return decode is None or decode.is_full
+        return decode is None or decode.ignore_eos  # then every row has all its tokens
 
     def name_of_generation(self, forward: Forward) -> str:
         """Returns what a continuation is called."""

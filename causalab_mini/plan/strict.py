@@ -61,7 +61,6 @@ __all__ = [
     "invalid",
     "not_yet",
     "one_of",
-    "refuse_not_yet",
     "shown",
     "tag_by",
     "tag_by_kind",
@@ -173,14 +172,3 @@ def tag_by_kind(
         return f"<{value['kind'] if isinstance(value, dict) else value.kind}>"
 
     return Discriminator(tag), BeforeValidator(judge)
-
-
-def refuse_not_yet(what: str, default: Any = None) -> BeforeValidator:
-    """Returns a validator that refuses any value but the default as not there yet."""
-
-    def refuse(value: Any) -> Any:
-        if type(value) is type(default) and value == default:
-            return FrozenDict() if value == {} else _as_tuple(value)
-        raise not_yet(what)
-
-    return BeforeValidator(refuse)

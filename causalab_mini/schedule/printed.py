@@ -198,7 +198,9 @@ def generation_lines(physical: Physical) -> Iterator[str]:
         forward, decode = one.forward, one.forward.decode
         assert decode is not None
         most = (
-            f"{decode.max_new_tokens - 1} of one token each" if decode.is_full else f"at most {decode.max_new_tokens - 1} of one token each"
+            f"{decode.max_new_tokens - 1} of one token each"
+            if decode.ignore_eos
+            else f"at most {decode.max_new_tokens - 1} of one token each"
         )
         yield f"generate {forward.model} on {forward.role}: {_count(forward.n_rows, 'row')}, a forward over the prompt, then {most}"
 

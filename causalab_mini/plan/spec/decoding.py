@@ -31,11 +31,6 @@ class Decode(Strict):
     ignore_eos: bool = False
     """Whether the stop token is ruled out, so that every row has `max_new_tokens`."""
 
-    @property
-    def is_full(self) -> bool:
-        """Whether every row has all its tokens."""
-        return self.ignore_eos
-
     @model_validator(mode="after")
     def _samples_or_not(self) -> Decode:
         given = [name for name in SAMPLING if getattr(self, name) is not None]

@@ -20,7 +20,7 @@ from causalab_mini.probing.spec import ExtractionPoint, Until, compile_selector
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What one request said: token ids, their text, and why it ended (`eos`, `stop`, `max_new_tokens`)."""
+    """What one request said: token ids, their text, and why it ended (`eos`, `stop`, `length`)."""
 
     ids: tuple[int, ...]
     text: str

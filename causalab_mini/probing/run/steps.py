@@ -39,7 +39,7 @@ def _results(recording: Recording, step: nodes.Stream, tokenizer: Any) -> dict[s
             "example_id": label,
             "ids": list(one.ids),
             "text": one.text,
-            "ended": "length" if one.ended == "max_new_tokens" else one.ended,
+            "ended": one.ended,
             "produced_by": f"{step.name}/original/{step.role}",
         }
         for label, one in zip(step.labels, recording.generated, strict=True)

@@ -30,7 +30,7 @@ class Streamed:
     Attributes:
         rows: of the request.
         said: the ids that each row said.
-        ended: why each row ended: `eos`, `stop` or `max_new_tokens`.
+        ended: why each row ended: `eos`, `stop` or `length`.
         texts: of what was said.
         wanted: what the points wanted.
         gathered: what they got.
@@ -90,7 +90,7 @@ class _Stream:
         said = tuple(self.speech.said(place) for place in range(len(self.rows)))
         for one in self.gathered:
             one.empty_ring([len(ids) for ids in said])
-        ended = tuple(self.speech.ended.get(place, "max_new_tokens") for place in range(len(self.rows)))
+        ended = tuple(self.speech.ended.get(place, "length") for place in range(len(self.rows)))
         texts = tuple(self.speech.text(place, ids) for place, ids in enumerate(said))
         return Streamed(self.rows, said, ended, texts, self.wanted, tuple(self.gathered), self.n_forwards)
 
