@@ -1,7 +1,7 @@
 """Extraction specs, run: activations are recorded while a model generates.
 
 `probe` takes a spec, a model and prompts, and gives a `Recording`: a tensor a point and place, which token each line of it is, what was
-said, and how often each point fired or why it did not. Knows the engine; nothing in the engine knows of it.
+said, and how often each point fired or why it did not. Knows the engine, which knows of it one thing: how a `stream` step is run (`steps`).
 """
 
 from causalab_mini.probing.request import Request, make_request, prompts_of
