@@ -26,7 +26,7 @@ from torch import Tensor
 
 from causalab_mini.engine.engines.hooks import HooksEngine
 from causalab_mini.plan.spec import Decode, ModelSpec
-from causalab_mini.probing.run import Recording, make_request, observe, prompts_of
+from causalab_mini.probing.run import Recording, make_request, observe, prompts_of, watch
 from causalab_mini.probing.spec import ProbeSpec, parse_dict
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -105,7 +105,7 @@ def measured(engine: HooksEngine, texts: tuple[str, ...], n_tokens: int, n_repea
 
     def recording_of(name: str, spec: ProbeSpec) -> Callable[[], list[tuple[int, ...]]]:
         def run() -> list[tuple[int, ...]]:
-            request = make_request(spec, prompts, decode, engine.facts, engine.tokenizer, only_records=False)
+            request = make_request(watch(spec, engine.facts, engine.tokenizer), prompts, decode)
             recording = observe(engine, request, len(texts))
             check(name, recording, len(texts) * (1 if "one token" in name else n_tokens))
             return [one.ids for one in recording.generated]

@@ -329,8 +329,11 @@ def test_draws_follow_the_distribution(engines):
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -8.0])
     how = Decode(max_new_tokens=1, do_sample=True, temperature=2.0, top_p=0.8, seed=0)
     rows = range(4000)
-    speech = Speech(engines("successor-llama").tokenizer, (), how, [(1,)] * len(rows), rows)
-    counts = Counter(speech.choose(logits, row, 0) for row in rows)
+    speech = Speech(engines("successor-llama").tokenizer, ())
+    for row in rows:
+        speech.join((1,), how, row)
+    speech.hear(logits.expand(len(rows), -1))
+    counts = Counter(voice.fed[0] for voice in speech.voices)
     probabilities = (logits / 2).softmax(dim=-1)
     kept = probabilities[:3] / probabilities[:3].sum()  # 0.48 + 0.29 < 0.8 <= + 0.18
     assert set(counts) == {0, 1, 2}

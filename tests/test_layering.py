@@ -17,7 +17,7 @@ ALLOWED = {
     "ops": set(),
     "plan": {"errors", "data", "model", "probing"},
     "schedule": {"errors", "data", "model", "plan"},
-    "probing": {"errors", "data", "model", "plan"},
+    "probing": {"errors", "data", "model", "plan", "ops"},
     "probing/run": {"errors", "data", "model", "plan", "schedule", "evidence", "ops", "probing", "results", "engine"},
     "evidence": {"errors", "data", "model", "plan", "schedule", "ops"},
     "results": {"errors", "data", "model", "plan", "schedule", "evidence", "ops"},

@@ -17,7 +17,7 @@ from causalab_mini.model.components import COMPONENTS
 from causalab_mini.model.families import Absent
 from causalab_mini.ops.windows import Index
 from causalab_mini.plan.spec import ModelSpec
-from causalab_mini.probing.request import make_request, prompts_of
+from causalab_mini.probing.request import make_request, prompts_of, watch
 from causalab_mini.probing.run import probe, stream
 from causalab_mini.probing.spec import Progress, advance, load_yaml_file, parse_dict
 
@@ -307,7 +307,7 @@ def test_points_fire_where_the_library_says_token_by_token(recorded, engines):
     recording = recorded(*points)
     n_fired = 0
     for each in recording.request.spec:
-        stop = None if each.token is None else recording.request.stops[each.name]
+        stop = None if each.token is None else recording.request.watched.stops[each.name]
         assert stop is None or tokenizer.decode([stop]).strip() == each.token
         for request, prompt in enumerate(recording.request.prompts):
             progress, expected, ids = Progress(), [], whole(recording, request)
@@ -413,10 +413,18 @@ def test_points_that_fired_at_nothing_say_why_and_have_tensors_without_records(r
 @pytest.mark.parametrize(
     ("more", "path", "expected"),
     [
-        ({"probe_type": "linear_probe"}, "p.probe_type", "not there yet"),
+        ({"probe_type": "linaer_probe"}, "p.probe_type", "a probe that is registered"),
+        ({"probe_type": "linear_probe"}, "p.probe_args.file", "needs it"),
+        ({"probe_type": "linear_probe", "probe_args": {"file": "gone.safetensors"}}, "p.probe_args.file", "a file"),
+        ({"probe_type": "norm_monitor", "probe_args": {"most": 3}}, "p.probe_args.most", "an argument of"),
+        ({"probe_type": "norm_monitor", "probe_args": {"max": "three"}}, "p.probe_args.max", "a number"),
+        ({"probe_type": "norm_monitor", "probe_args": {"action": "abort"}}, "p.probe_args.max", "a bound"),
+        ({"probe_type": "projection", "probe_args": {"direction": [1.0, 0.0]}}, "p.probe_args.direction", "64 features"),
+        ({"probe_type": "projection", "probe_args": {"direction": [0.0] * 64}}, "p.probe_args.direction", "above 0"),
+        ({"probe_type": "aggregator", "probe_kind": "single_shot", "position": 3}, "p.probe_kind", "`trajectory`"),
         ({"probe_args": {"a": 1}}, "p.probe_args", "no arguments"),
-        ({"execution_mode": "async"}, "p.execution_mode", "not there yet"),
-        ({"intervention": {"mode": "block_until_signal", "timeout_ms": 5}}, "p.intervention.mode", "not there yet"),
+        ({"execution_mode": "async"}, "p.execution_mode", "`inline`"),
+        ({"intervention": {"mode": "block_until_signal", "timeout_ms": 5}}, "p.intervention.mode", "`reject`"),
         ({"layers": [1, 4]}, "p.layers", "0 to 3"),
         ({"tensor_type": "attention_probs"}, "p.tensor_type", "a tensor that"),
         ({"tensor_type": "router_logits"}, "p.tensor_type", "a tensor that"),
@@ -456,9 +464,8 @@ def test_a_prompt_that_learned_positions_do_not_reach_is_refused(engines):
     def request(n_new, position):
         from causalab_mini.plan.spec import Decode
 
-        make_request(
-            spec_of(point(position=position)), prompts, Decode(max_new_tokens=n_new), engine.facts, engine.tokenizer, only_records=False
-        )
+        watched = watch(spec_of(point(position=position)), engine.facts, engine.tokenizer)
+        make_request(watched, prompts, Decode(max_new_tokens=n_new))
 
     request(n, "generated[*]")
     request(n + 1, "prompt[0]")
@@ -506,16 +513,12 @@ ASKED = (*LLAMA, "--prompt", PROMPTS[0], "--prompt", PROMPTS[1], "--max-new-toke
 def test_every_spec_that_ships_is_run_where_records_are_asked_for(command, tmp_path):
     assert len(SPECS) == 4
     for spec in SPECS:
-        refused = command("probe", spec, *ASKED, "--out", tmp_path / "refused")
-        assert (refused.code, "probe_type: expected `record`" in refused.err) == (2, True)
-        assert f"error: {spec}: " in refused.err
         done = command("probe", spec, *ASKED, "--ignore-eos", "--only-records", "--out", tmp_path / spec.stem)
         assert done.code == 0, done.err
         assert "not carried out: " in done.err
         summary = json.loads((tmp_path / spec.stem / "summary.json").read_text(encoding="utf-8"))
         assert [one["point"] for one in summary["points"]] == list(load_yaml_file(spec).names)
         assert all(one["fired"] for one in summary["points"])
-    assert not (tmp_path / "refused").exists()
 
 
 @pytest.mark.parametrize("name", BUNDLED)

@@ -131,23 +131,23 @@ def test_the_role_that_is_gone_on_from_is_the_one_of_rows(run):
 
 
 def test_a_device_that_runs_out_of_memory_is_given_fewer_rows(run, monkeypatch):
-    from causalab_mini.probing.run import observing
+    from causalab_mini.probing.run.stream import Stream
 
-    whole, sizes = observing.stream, []
+    whole, sizes = Stream.join, []
 
-    def stream(engine, request, rows):
-        sizes.append(len(rows))
-        if len(rows) > 1:
+    def join(self, asks):
+        sizes.append(len(asks))
+        if len(asks) > 1:
             raise torch.OutOfMemoryError
-        return whole(engine, request, rows)
+        whole(self, asks)
 
     plain = run(*POINTS)
-    monkeypatch.setattr(observing, "stream", stream)
+    monkeypatch.setattr(Stream, "join", join)
     found = run(*POINTS)
     assert found["rows_a_batch"] == 1
     assert sizes == [4, 2, 1, 1, 1, 1]
     assert found["records"] == plain["records"]
-    monkeypatch.setattr(observing, "stream", lambda engine, request, rows: (_ for _ in ()).throw(torch.OutOfMemoryError()))
+    monkeypatch.setattr(Stream, "join", lambda self, asks: (_ for _ in ()).throw(torch.OutOfMemoryError()))
     with pytest.raises(RunError, match="expected memory for request 0 alone"):
         run(*POINTS)
 

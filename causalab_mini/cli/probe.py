@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from causalab_mini.cli import options
+from causalab_mini.cli import options, watching
 from causalab_mini.errors import CausalabError, Problem, UsageError, quoted
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from causalab_mini.data.prompts import Prompt
     from causalab_mini.engine.engines.base import BaseEngine
     from causalab_mini.plan.spec import ModelSpec
-    from causalab_mini.probing.run import Recording, Request
+    from causalab_mini.probing.probes import Binding
+    from causalab_mini.probing.run import Recording, Request, Routing, Watched
     from causalab_mini.probing.spec import ProbeSpec
 
 ATTENTION = ("auto", "eager", "sdpa")
@@ -54,6 +55,13 @@ def probe(
         bool,
         typer.Option("--only-records", help="Leave out probes, queues and interventions: record what they would be given, and say so."),
     ] = False,
+    keep_activations: Annotated[
+        bool, typer.Option("--keep-activations", help="Record the activations of points with probes, too.")
+    ] = False,
+    probes: watching.Probes = None,
+    probe_args: watching.Defaults = None,
+    probe_timeout: watching.ProbeTimeout = 30.0,
+    probe_drain: watching.ProbeDrain = 10.0,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Prompts that are run together.")] = 8,
     revision: options.Revision = None,
     dtype: Annotated[str, typer.Option("--dtype", help="What the weights are loaded as: `fp32`, `bf16` or `fp16`.")] = "fp32",
@@ -71,6 +79,7 @@ def probe(
     Everything that does not fit is refused before the weights are loaded. Prints the written files on stdout; what each point came to on
     stderr.
     """
+    from causalab_mini.probing.run import Routing
     from causalab_mini.probing.run.folder import RecordingFolder
 
     how = {
@@ -86,12 +95,17 @@ def probe(
     points = _read(spec)
     named = _model(model, revision, dtype, attention)
     _refuse_unless_one(prompt, data, field, data_root)
-    engine, request, source = _opened(spec, points, named, device_map, trust_remote_code, prompt, data, field, data_root, how, only_records)
+    binding = watching.binding(probes, probe_args, spec.parent)
+    engine, watched = _opened(spec, points, named, device_map, trust_remote_code, binding, only_records)
+    request, source = _request(engine, watched, prompt, data, field, data_root, how, keep_activations)
     given = {"spec": str(spec), "batch_size": batch_size, "device_map": device_map, "only_records": only_records, **source}
+    if watched.probes:
+        given |= {"probes": list(map(str, probes or ())), "probe_timeout": probe_timeout, "probe_drain": probe_drain}
     folder = RecordingFolder(out, request, given)
     folder.begin()
     try:
-        recording = _recorded(engine, request, batch_size, as_json)
+        routing = Routing(limits=watching.limits(probe_timeout, probe_drain))
+        recording = _recorded(engine, request, batch_size, as_json, routing)
         written = folder.end(recording, engine.tokenizer)
     except KeyboardInterrupt:
         folder.record("interrupted", engine.describe())
@@ -151,32 +165,37 @@ def _refuse_unless_one(prompt: list[str] | None, data: str | None, field: str | 
 
 
 def _opened(
-    file: Path,
-    points: ProbeSpec,
-    model: ModelSpec,
-    device_map: str,
-    trust_remote_code: bool,
+    file: Path, points: ProbeSpec, model: ModelSpec, device_map: str, trust_remote_code: bool, binding: Binding, only_records: bool
+) -> tuple[BaseEngine, Watched]:
+    """Returns the checkpoint without weights, and what is watched of it."""
+    from causalab_mini.engine.engines.hooks import HooksEngine
+    from causalab_mini.probing.run import watch
+
+    engine = HooksEngine.load(model, device_map=device_map, trust_remote_code=trust_remote_code)
+    return engine, watch(points, engine.facts, engine.tokenizer, binding, only_records=only_records, file=str(file))
+
+
+def _request(
+    engine: BaseEngine,
+    watched: Watched,
     texts: list[str] | None,
     ref: str | None,
     field: str | None,
     data_root: Path | None,
     how: Mapping[str, Any],
-    only_records: bool,
-) -> tuple[BaseEngine, Request, dict[str, Any]]:
-    """Returns the checkpoint without weights, what is asked of it, and what the record says of where the prompts are from."""
-    from causalab_mini.engine.engines.hooks import HooksEngine
+    is_kept: bool,
+) -> tuple[Request, dict[str, Any]]:
+    """Returns what is asked of a checkpoint, and what the record says of where the prompts are from."""
     from causalab_mini.probing.run import make_request, prompts_of
     from causalab_mini.probing.run.observing import decoding
 
     decode = decoding(dict(how), is_option=True)
-    engine = HooksEngine.load(model, device_map=device_map, trust_remote_code=trust_remote_code)
     prompts: tuple[Prompt, ...]
     if ref is None:
         prompts, source = prompts_of(texts or (), engine.tokenizer, "--prompt"), {"prompts": "--prompt"}
     else:
         prompts, source = _rows(engine.tokenizer, ref, str(field), data_root)
-    request = make_request(points, prompts, decode, engine.facts, engine.tokenizer, only_records=only_records, file=str(file))
-    return engine, request, source
+    return make_request(watched, prompts, decode, is_kept=is_kept), source
 
 
 def _rows(tokenizer: Any, ref: str, field: str, data_root: Path | None) -> tuple[tuple[Prompt, ...], dict[str, Any]]:
@@ -198,15 +217,15 @@ def _rows(tokenizer: Any, ref: str, field: str, data_root: Path | None) -> tuple
     return prompts_of(values, tokenizer, f"{ref}.{field}"), {"data": {ref: {"sha256": table.sha256, "field": field, "n_rows": len(values)}}}
 
 
-def _recorded(engine: BaseEngine, request: Request, batch_size: int, as_json: bool) -> Recording:
+def _recorded(engine: BaseEngine, request: Request, batch_size: int, as_json: bool, routing: Routing) -> Recording:
     from rich.console import Console
 
     from causalab_mini.probing.run import observe
 
     if as_json or not sys.stderr.isatty():
-        return observe(engine, request, batch_size)
+        return observe(engine, request, batch_size, routing=routing)
     with Console(stderr=True).status("loading the weights") as status:
-        return observe(engine, request, batch_size, lambda n: status.update(f"{n} of {len(request.prompts)} requests"))
+        return observe(engine, request, batch_size, lambda n: status.update(f"{n} of {len(request.prompts)} requests"), routing=routing)
 
 
 def _print(recording: Recording, written: Sequence[Path], as_json: bool) -> None:

@@ -149,9 +149,10 @@ class _Batch:
         self.given = given
         self.most = one.forward.decode.max_new_tokens
         self.prompts = given.prompts[one.forward.rows]
-        prompts = [self.prompts[row].ids for row in rows]
         whose = f"`{one.forward.model}` on `{one.forward.role}`, row"
-        self.speech = Speech(engine.tokenizer, engine.stop_tokens(), one.forward.decode, prompts, self.rows, whose, keeps_margins=True)
+        self.speech = Speech(engine.tokenizer, engine.stop_tokens(), whose, keeps_margins=True)
+        for row in rows:
+            self.speech.join(self.prompts[row].ids, one.forward.decode, row)
         self.n_steps = 0
         self.mask = torch.zeros(0)
         self.cache = DynamicCache()
@@ -185,7 +186,7 @@ class _Batch:
             if read.name != NEXT.name:
                 self.take(read, on_batch.value(read, state), on_batch.one.windows[read.name], step)
         if not is_last:
-            self.speech.hear(on_batch.value(NEXT, state).data[0].float(), step)
+            self.speech.hear(on_batch.value(NEXT, state).data[0].float())
         self.n_steps += 1
 
     def batch(self) -> Batch:
@@ -206,7 +207,7 @@ class _Batch:
         here, going, given = list(nowhere), list(nowhere), list(nowhere)
         for place, row in enumerate(self.rows):
             here[row] = Window((prompts[row].n_content + step - 1,))
-            if place not in self.speech.ended and step < self.most:
+            if self.speech.ended(place) is None and step < self.most:
                 going[row] = here[row]
             if 0 < step <= len(self.speech.said(place)):
                 given[row] = here[row]
@@ -258,7 +259,7 @@ class _Batch:
 
     def continuation(self, place: int, row: int) -> Continuation:
         """Returns what a row has said, with the characters of each token."""
-        ids, ended, prompt = self.speech.said(place), self.speech.ended.get(place, "length"), self.prompts[row]
+        ids, ended, prompt = self.speech.said(place), self.speech.ended(place) or "length", self.prompts[row]
         content = prompt.ids[prompt.n_prefix :]
         whole, spans = character_spans(self.engine.tokenizer, (*content, *ids))
         n_before = len(prompt.text)
@@ -267,5 +268,5 @@ class _Batch:
         else:  # a character that begins in the prompt ends here
             text, own = character_spans(self.engine.tokenizer, ids)
         turns = (Turn("eos", own[-1]),) if ended == "eos" else ()
-        margins = tuple(self.speech.margins[step][place] for step in range(len(ids)))
+        margins = tuple(self.speech.voices[place].margins[: len(ids)])
         return Continuation(ids, ended, Prompt(ids, 0, text, own, turns), margins)

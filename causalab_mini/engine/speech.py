@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,91 +16,127 @@ from causalab_mini.errors import Problem, RunError
 from causalab_mini.plan.spec import Decode
 
 
-class Speech:
-    """What the rows of a batch have said so far.
+@dataclass(slots=True)
+class Voice:
+    """What one row says.
 
     Attributes:
-        ended: why a row ended, `eos` or `stop`, by place in the batch.
-        margins: at each step, by how much each row's token was the likeliest, as a share of its logits' standard deviation; nan where it was drawn.
+        prompt: ids of its prompt.
+        how: its tokens are chosen, and what ends it.
+        row: its number, in errors.
+        draw: what draws depend on, beside the seed and the step; they do not depend on what else is in the batch.
+        fed: ids that it has said, and behind its own what pads the batch once it has ended.
+        n_own: how many of them are its own; None while it goes on.
+        ended: why it ended: `eos`, `stop`, `length`, or what it was ended with; None while it goes on.
+        margins: by how much each token was the likeliest, as a share of its logits' standard deviation; nan where it was drawn.
     """
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        stops: Sequence[int],
-        how: Decode,
-        prompts: Sequence[Sequence[int]],
-        rows: Sequence[int],
-        whose: str = "request",
-        keeps_margins: bool = False,
-    ) -> None:
-        """Begins with nothing said.
+    prompt: tuple[int, ...]
+    how: Decode
+    row: int
+    draw: int
+    fed: list[int] = field(default_factory=list)
+    n_own: int | None = None
+    ended: str | None = None
+    margins: list[float] = field(default_factory=list)
+
+    @property
+    def said(self) -> tuple[int, ...]:
+        """What it has said, up to and including the token that ended it."""
+        return tuple(self.fed[: self.n_own])
+
+    def end(self, why: str) -> None:
+        """Ends it here, unless it has ended."""
+        if self.ended is None:
+            self.ended, self.n_own = why, len(self.fed)
+
+
+class Speech:
+    """What the rows of a batch have said so far."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[int], whose: str = "request", keeps_margins: bool = False) -> None:
+        """Begins without rows.
 
         Args:
             tokenizer: of the checkpoint.
             stops: its stop tokens.
-            how: tokens are chosen, and what ends a row.
-            prompts: the ids of each row's prompt.
-            rows: numbers of the rows; draws depend on them, and not on what else is in the batch.
             whose: what a row's number stands behind, in errors.
             keeps_margins: whether it is noted by how much each token was the likeliest.
         """
         self._tokenizer = tokenizer
         self._stops = tuple(stops)
-        self._how = how
-        self._prompts = [tuple(ids) for ids in prompts]
-        self._rows = tuple(rows)
         self._whose = whose
-        self._said: list[list[int]] = [[] for _ in rows]
-        self._n_own: dict[int, int] = {}
-        self.ended: dict[int, str] = {}
         self._keeps_margins = keeps_margins
-        self.margins: list[list[float]] = []
+        self.voices: list[Voice] = []
+
+    def join(self, prompt: Sequence[int], how: Decode, row: int, draw: int | None = None) -> Voice:
+        """Takes in a row behind the others; draws depend on its number, unless something else is named."""
+        voice = Voice(tuple(prompt), how, row, row if draw is None else draw)
+        self.voices.append(voice)
+        return voice
+
+    def keep(self, places: Iterable[int]) -> None:
+        """Lets go of all rows but some."""
+        self.voices = [self.voices[place] for place in places]
 
     @property
     def goes_on(self) -> bool:
         """Whether any row says more."""
-        return len(self.ended) < len(self._rows) and len(self._said[0]) < self._how.max_new_tokens
+        return any(voice.ended is None for voice in self.voices)
 
     def said(self, place: int) -> tuple[int, ...]:
         """Returns what a row has said, up to and including the token that ended it."""
-        return tuple(self._said[place][: self._n_own.get(place)])
+        return self.voices[place].said
+
+    def ended(self, place: int) -> str | None:
+        """Returns why a row ended, None while it goes on."""
+        return self.voices[place].ended
 
     def last(self, place: int) -> int:
         """Returns the last token of a row in the batch: its own, or what pads it once it has ended."""
-        return self._said[place][-1]
+        fed = self.voices[place].fed
+        return fed[-1] if fed else self.voices[place].prompt[-1]
 
-    def hear(self, logits: Tensor, step: int) -> None:
-        """Has every row say a token, given the (row, vocabulary) logits of a step; what ended rows say pads the batch."""
-        going = [place for place in range(len(self._rows)) if place not in self.ended]
-        can_choose = torch.isfinite(logits.amax(dim=-1)).tolist()  # NaN is the largest where there is one; minus infinity rules a token out
-        if bad := [place for place in going if not can_choose[place]]:
-            expected, got = (
-                "finite logits to choose a token by",
-                f"NaN or infinite ones at generated token {step} of {self._whose} {self._rows[bad[0]]}",
-            )
+    def hear(self, logits: Tensor) -> None:
+        """Has every row say a token, given (row, vocabulary) logits; what ended rows say pads the batch.
+
+        Raises:
+            RunError: logits of a row that goes on are not finite.
+        """
+        if bad := self.unheard(logits):
+            voice = self.voices[bad[0]]
+            expected = "finite logits to choose a token by"
+            got = f"NaN or infinite ones at generated token {len(voice.fed)} of {self._whose} {voice.row}"
             raise RunError(Problem("", expected, got, "a write of that size, or a `dtype` of more range", "not_finite"))
-        many = (
-            [self.choose(logits[place], place, step) if place in going else self.last(place) for place in range(len(self._rows))]
-            if self._how.do_sample
-            else self._likeliest(logits)
-        )
-        if self._keeps_margins:
-            self.margins.append(self._margins(logits))
-        for place, token in enumerate(many):
-            self._said[place].append(token)
-            if place not in self.ended:
-                self._note_end(place, token)
+        self.say(logits)
 
-    def choose(self, logits: Tensor, place: int, step: int) -> int:
-        """Returns the next token of a row: the most likely one, or one that is drawn.
+    def unheard(self, logits: Tensor) -> list[int]:
+        """Returns the rows that go on and can't choose by their logits."""
+        can_choose = torch.isfinite(logits.amax(dim=-1)).tolist()  # NaN is the largest where there is one; minus infinity rules a token out
+        return [place for place, voice in enumerate(self.voices) if voice.ended is None and not can_choose[place]]
+
+    def say(self, logits: Tensor) -> None:
+        """Has every row say a token, as `hear` does, once it is known that it can."""
+        drawn = [place for place, voice in enumerate(self.voices) if voice.how.do_sample]
+        many = [0] * len(self.voices) if len(drawn) == len(self.voices) else self._likeliest(logits)
+        for place in drawn:
+            many[place] = self._drawn(logits[place], self.voices[place]) if self.voices[place].ended is None else self.last(place)
+        margins = self._margins(logits) if self._keeps_margins else None
+        for place, (voice, token) in enumerate(zip(self.voices, many, strict=True)):
+            voice.fed.append(token)
+            if margins is not None:
+                voice.margins.append(math.nan if voice.how.do_sample else margins[place])
+            if voice.ended is None:
+                self._note_end(voice, token)
+
+    def _drawn(self, logits: Tensor, voice: Voice) -> int:
+        """Returns the next token of a row that is drawn.
 
         Source: top-k, Fan et al. 2018; nucleus sampling, Holtzman et al. 2020: the fewest tokens whose probability reaches `top_p`.
         """
-        how = self._how
-        if not how.do_sample:
-            return self._likeliest(logits[None])[0]
-        logits = self._allowed(logits)
+        how = voice.how
+        if how.ignore_eos:
+            logits = self._without_stops(logits)
         scaled = logits.double().cpu()
         scaled = ((scaled - scaled.max()) / (how.temperature or 1.0)).float()
         if how.top_k is not None:
@@ -109,13 +146,11 @@ class Speech:
         if how.top_p is not None:
             ordered, order = probabilities.sort(descending=True)
             probabilities[order[(ordered.cumsum(dim=-1) - ordered) >= how.top_p]] = 0.0
-        key = hashlib.sha256(f"{how.seed}/{self._rows[place]}/{step}".encode()).digest()
+        key = hashlib.sha256(f"{how.seed}/{voice.draw}/{len(voice.fed)}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big", signed=True))
         return int(torch.multinomial(probabilities, 1, generator=generator))
 
     def _margins(self, logits: Tensor) -> list[float]:
-        if self._how.do_sample:
-            return [math.nan] * len(self._rows)
         allowed = self._allowed(logits).float()
         best = allowed.topk(min(2, allowed.shape[-1]), dim=-1).values
         shares: list[float] = ((best[:, 0] - best[:, -1]) / logits.float().std(dim=-1)).tolist()
@@ -126,25 +161,35 @@ class Speech:
         return [int(token) for token in self._allowed(logits).argmax(dim=-1).tolist()]
 
     def _allowed(self, logits: Tensor) -> Tensor:
-        """Returns logits with stop tokens ruled out, where they are to be."""
-        if not self._how.ignore_eos or not self._stops:
+        """Returns (row, vocabulary) logits with stop tokens ruled out, in the rows where they are to be."""
+        ruled_out = [place for place, voice in enumerate(self.voices) if voice.how.ignore_eos]
+        if not ruled_out or not self._stops:
+            return logits
+        if len(ruled_out) == len(self.voices):
+            return self._without_stops(logits)
+        logits = logits.clone()
+        logits[ruled_out] = self._without_stops(logits[ruled_out])
+        return logits
+
+    def _without_stops(self, logits: Tensor) -> Tensor:
+        if not self._stops:
             return logits
         logits = logits.clone()
         logits[..., list(self._stops)] = float("-inf")
         return logits
 
-    def _note_end(self, place: int, token: int) -> None:
+    def _note_end(self, voice: Voice, token: int) -> None:
         if token in self._stops:
-            self.ended[place] = "eos"
-        elif self._how.stop:
-            text = self.text(place, self._said[place])
-            if any(stop in text for stop in self._how.stop):
-                self.ended[place] = "stop"
-        if place in self.ended:
-            self._n_own[place] = len(self._said[place])
+            voice.end("eos")
+        elif voice.how.stop and any(stop in self._text(voice, voice.fed) for stop in voice.how.stop):
+            voice.end("stop")
+        elif len(voice.fed) >= voice.how.max_new_tokens:
+            voice.end("length")
 
-    def text(self, place: int, ids: Sequence[int]) -> str:
-        """Returns the text of tokens as it stands behind a row's prompt."""
-        prompt = self._prompts[place]
-        before, whole = decode(self._tokenizer, prompt), decode(self._tokenizer, (*prompt, *ids))
+    def text(self, voice: Voice) -> str:
+        """Returns what a row has said, as it stands behind its prompt."""
+        return self._text(voice, voice.said)
+
+    def _text(self, voice: Voice, ids: Sequence[int]) -> str:
+        before, whole = decode(self._tokenizer, voice.prompt), decode(self._tokenizer, (*voice.prompt, *ids))
         return whole[len(before) :] if whole.startswith(before) else decode(self._tokenizer, ids)

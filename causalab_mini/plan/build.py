@@ -26,7 +26,8 @@ from causalab_mini.plan.load import Document, load_raw
 from causalab_mini.plan.rows import Rows
 from causalab_mini.plan.spec.steps import IG_STEPS
 from causalab_mini.plan.used import entries_of, parts_of_differences, saved_of
-from causalab_mini.probing.request import make_request
+from causalab_mini.probing.probes import Binding
+from causalab_mini.probing.request import make_request, watch
 from causalab_mini.probing.spec import ProbeSpec, point_of
 
 
@@ -98,6 +99,7 @@ class Builder:
         self.outputs: dict[str, nodes.Output | nodes.Difference] = {}
         self.axes: dict[str, Axes] = {}
         self.widths: dict[str, int] = {}
+        self.files = files
         self.featurizers = FeaturizerBuilder(self, files)
 
     def say(self, path: str, expected: str, got: str, hint: str = "", code: str = "plan") -> None:
@@ -169,16 +171,20 @@ class Builder:
             )
         spec = ProbeSpec(tuple(point_of(entry) for entry in step.points))
         try:
-            make_request(spec, prompts, decode, self.facts, self.rows.tokenizer, only_records=False)
+            watched = watch(spec, self.facts, self.rows.tokenizer, Binding(folder=self.files.bases[0]))
+            make_request(watched, prompts, decode)
         except PlanError as error:
             raise PlanError([self.problem_of_stream(path, role, spec, labels, problem) for problem in error.problems]) from None
+        for point in spec:
+            bound = watched.probes.get(point.name)
+            self.files.others |= {point.probe_kwargs[key]: sha256 for key, sha256 in bound.checksums.items()} if bound else {}
         saves = tuple(nodes.SaveNode(None, save.value, save.file_path) for save in step.saves)
-        return nodes.Stream(name, labels, role, (ref, field), spec, decode, saves, tuple(prompt.n_tokens for prompt in prompts))
+        return nodes.Stream(name, labels, role, (ref, field), watched, decode, saves, tuple(prompt.n_tokens for prompt in prompts))
 
     def problem_of_stream(self, path: str, role: str, spec: ProbeSpec, labels: Sequence[str], problem: Problem) -> Problem:
         """Returns what does not fit of a spec over prompts, with where that is in the document."""
         if isinstance(problem, Issue):
-            at = f"{path}.points[{spec.names.index(problem.point)}].{problem.field}"
+            at = f"{path}.points[{spec.names.index(problem.point)}].{problem.path.removeprefix(f'{problem.point}.')}"
             hint = '`"attn_implementation": "eager"` in `model`' if problem.code == "absent" and problem.hint else ""
             return Problem(at, problem.expected, problem.got, hint, problem.code)
         row = int(problem.path.removeprefix("request "))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import graphlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -34,10 +34,10 @@ from causalab_mini.plan.spec import (
 from causalab_mini.plan.spec.fits import TRAINING
 from causalab_mini.plan.spec.metrics import AnswerLogprob, ReadMetric, Recovered, TopK
 from causalab_mini.plan.used import entries_of, live_writes, parts_of_differences, rows_of, saved_of, scored_rows
-from causalab_mini.probing.request import not_yet
+from causalab_mini.probing.probes import RECORD, problems_of_record
 from causalab_mini.probing.spec import combinations, point_of
 
-TABLES = ("records", "original.generated")
+TABLES = ("records", "verdicts", "original.generated")
 """What a stream step has beside the tensors of its points."""
 
 
@@ -140,7 +140,9 @@ class _Checker(FeaturizerChecker):
         for index, entry in enumerate(step.points):
             where, point = f"{path}.points[{index}]", point_of(entry)
             problems = [(path_text(inner), problem) for inner, problem in combinations(raw_points[index])]
-            for key, problem in problems or [(problem.field, replace(problem, hint="")) for problem in not_yet(point)]:
+            for key, problem in problems or [
+                (problem.path.removeprefix(f"{point.name}."), problem) for problem in problems_of_record(point)
+            ]:
                 self.say(f"{where}.{key}", problem.expected, problem.got, problem.hint, problem.code)
             if point.name in first:
                 got = f"{quoted(point.name)} again (`points[{first[point.name]}]` has it)"
@@ -149,8 +151,12 @@ class _Checker(FeaturizerChecker):
                 expected = f"a name other than {listed(TABLES)} (saves are by name)"
                 self.say(f"{where}.name", expected, quoted(point.name), code="name")
             first.setdefault(point.name, index)
-        points = dict.fromkeys(name for name in first if name not in TABLES)
-        self.saves(f"{path}.saves", step.saves, dict.fromkeys(TABLES), points, False, "a point, `records` or `original.generated`")
+        recorded = [entry.name for entry in step.points if entry.probe_type == RECORD]
+        empty = {"records"} - ({"records"} if recorded else set()) | ({"verdicts"} if len(recorded) == len(step.points) else set())
+        tables = dict.fromkeys(name for name in TABLES if name not in empty)
+        points = dict.fromkeys(name for name in recorded if name not in TABLES)
+        what = "a point that is recorded, or a table of this step" if points else "a table of this step"
+        self.saves(f"{path}.saves", step.saves, tables, points, False, what)
 
     def continuations(self, step: Step, interventions: Mapping[str, Intervention], is_list: bool) -> dict[str, str | None]:
         """Returns how a step's continuations may be named, with their intervention."""

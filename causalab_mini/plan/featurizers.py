@@ -23,16 +23,20 @@ class Files:
 
     Args:
         bases: folders that paths are looked for in, in this order.
+
+    Attributes:
+        others: checksums of files that probes are read from.
     """
 
     def __init__(self, bases: tuple[Path, ...]) -> None:
         self.bases = bases
         self.headers: dict[str, Header] = {}
+        self.others: dict[str, str] = {}
 
     @property
     def checksums(self) -> dict[str, str]:
         """Checksums by path, as documents have it."""
-        return {path: header.sha256 for path, header in self.headers.items()}
+        return {path: header.sha256 for path, header in self.headers.items()} | self.others
 
     def header(self, text: str, path: str) -> Header:
         """Returns what a file says of its tensors.

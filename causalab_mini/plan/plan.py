@@ -17,6 +17,7 @@ from causalab_mini.model.components import COMPONENTS, forward_rank
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.plan.position import Position
 from causalab_mini.plan.spec import Decode, Optimizer, Params
+from causalab_mini.probing.request import Watched
 from causalab_mini.probing.spec import ProbeSpec
 
 __all__ = [
@@ -531,7 +532,7 @@ class Stream:
         labels: the rows' `example_id`, or their numbers.
         role: whose prompts.
         rows: which prompts.
-        spec: the points.
+        watched: the points, and what makes their probes.
         decode: how the model goes on.
         n_tokens: of each row's prompt.
     """
@@ -540,10 +541,15 @@ class Stream:
     labels: tuple[str, ...]
     role: str
     rows: RowsKey
-    spec: ProbeSpec
+    watched: Watched = field(hash=False)
     decode: Decode
     saves: tuple[SaveNode, ...]
     n_tokens: tuple[int, ...]
+
+    @property
+    def spec(self) -> ProbeSpec:
+        """The points."""
+        return self.watched.spec
 
     @property
     def n_rows(self) -> int:

@@ -21,8 +21,8 @@ from causalab_mini.plan.spec.interventions import WITHOUT_ALIGN
 from causalab_mini.plan.spec.selected import CONTROLS, DRAWS
 from causalab_mini.plan.strict import NAME_PATTERN
 from causalab_mini.plan.sweep import FORBIDDEN
+from causalab_mini.probing.probes import RECORD
 from causalab_mini.probing.spec import TensorType
-from causalab_mini.probing.starter import RECORD
 
 NO_ALIGN = {"not": {"enum": ["last", "first", "mean"]}}
 PART = r"(?!\.\.?(?:/|$))[^\\/:*?\"<>|]+"
@@ -219,8 +219,9 @@ def _refine_fits(definitions: dict[str, Any]) -> None:
 
 
 def _refine_streams(definitions: dict[str, Any]) -> None:
-    """Encodes what a stream needs beyond the types of its keys; probes other than `record` are not there yet."""
+    """Encodes what a stream needs beyond the types of its keys."""
     stream, point = definitions["Stream"], definitions["PointEntry"]
+    no_wait = {"not": {"const": "block_until_signal"}}
     stream["properties"]["rows"]["maxProperties"] = 1
     stream["allOf"] = [{"properties": {"decode": {"not": {"const": 0}}}}]
     keys = point["properties"]
@@ -242,12 +243,32 @@ def _refine_streams(definitions: dict[str, Any]) -> None:
             "if": {"properties": {"position": single}, "required": ["position"]},
             "then": {"properties": dict.fromkeys(("stride", "until", "count", "token"), False)},
         },
-        {"properties": {"queue_depth": False, "overflow": False, "probe_args": {"anyOf": [{"maxProperties": 0}, {"required": ["sweep"]}]}}},
-        {"properties": {"probe_type": {"not": {"type": "string", "not": {"const": RECORD}}}}},
-        {"properties": {"execution_mode": {"not": {"const": "async"}}}},
+        {"if": {"not": _is("execution_mode", "async")}, "then": {"properties": {"queue_depth": False, "overflow": False}}},
+        {
+            "if": _is("execution_mode", "async"),
+            "then": {"properties": {"probe_kind": {"not": {"const": "single_shot"}}, "intervention": {"properties": {"mode": no_wait}}}},
+        },
+        {
+            "if": {"properties": {"probe_type": {"const": RECORD}}, "required": ["probe_type"]},
+            "then": {
+                "properties": {
+                    "probe_args": {"anyOf": [{"maxProperties": 0}, {"required": ["sweep"]}]},
+                    "execution_mode": {"not": {"const": "async"}},
+                    "intervention": {"properties": {"mode": no_wait}},
+                }
+            },
+        },
     ]
     definitions["InterventionEntry"]["allOf"] = [
-        {"properties": {"mode": {"not": {"const": "block_until_signal"}}, "timeout_ms": False, "on_timeout": {"not": {"const": "abort"}}}}
+        {"if": _is("mode", "block_until_signal"), "then": {"required": ["timeout_ms"]}},
+        {
+            "if": {"not": {"required": ["mode"]}},
+            "then": {"properties": {"timeout_ms": False, "on_timeout": {"not": {"const": "abort"}}}},
+        },
+        {
+            "if": _is("mode", "reject"),
+            "then": {"properties": {"timeout_ms": False, "on_timeout": {"not": {"const": "abort"}}}},
+        },
     ]
 
 

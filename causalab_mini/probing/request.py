@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from causalab_mini.data.prompts import Prompt, PromptError, make_prompt
@@ -14,6 +14,7 @@ from causalab_mini.model.components import COMPONENTS
 from causalab_mini.model.facts import EAGER_ONLY, ModelFacts
 from causalab_mini.model.families import Absent
 from causalab_mini.plan.spec import Decode
+from causalab_mini.probing.probes import RECORD, Binding, BoundProbe
 from causalab_mini.probing.spec import (
     ExecutionMode,
     ExtractionPoint,
@@ -23,7 +24,6 @@ from causalab_mini.probing.spec import (
     probe_spec_to_dict,
     verify_point,
 )
-from causalab_mini.probing.starter import RECORD
 
 MAX_NAMED = 20
 
@@ -31,35 +31,85 @@ Place = tuple[str, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """A spec over prompts, known to fit a checkpoint.
+class Watched:
+    """A spec, known to fit a checkpoint.
 
     Attributes:
         spec: what is watched.
-        prompts: one a request.
-        decode: how the model speaks.
         facts: of the checkpoint.
         stops: by point, the id of the token that ends its run.
+        probes: by point, what makes its probe; points without one are recorded.
+        left_out: what a point asks for that is knowingly not carried out, by point and field.
     """
 
     spec: ProbeSpec
-    prompts: tuple[Prompt, ...]
-    decode: Decode
     facts: ModelFacts
     stops: Mapping[str, int]
-
-    @property
-    def digest(self) -> str:
-        """What makes two requests the same: spec, checkpoint, tokens, and how the model speaks."""
-        facts = self.facts
-        model = [facts.key, facts.revision, facts.dtype, facts.attn_implementation]
-        meant = [self.spec_data, model, [list(prompt.ids) for prompt in self.prompts], self.decode.model_dump(mode="json")]
-        return sha256(meant)
+    probes: Mapping[str, BoundProbe]
+    left_out: Mapping[str, Mapping[str, str]]
 
     @property
     def spec_data(self) -> dict[str, Any]:
         """The spec as data."""
         return probe_spec_to_dict(self.spec)
+
+    @property
+    def recorded(self) -> tuple[int, ...]:
+        """Numbers of the points without a probe."""
+        return tuple(number for number, point in enumerate(self.spec) if point.name not in self.probes)
+
+    @property
+    def meaning(self) -> list[Any]:
+        """What makes two of them the same, as JSON data: spec, checkpoint, and what the probes are made with."""
+        facts = self.facts
+        model = [facts.key, facts.revision, facts.dtype, facts.attn_implementation]
+        probes = {
+            name: [
+                bound.kind.__name__,
+                {key: value for key, value in bound.arguments.items() if key not in bound.checksums},
+                bound.checksums,
+            ]
+            for name, bound in self.probes.items()
+        }
+        return [self.spec_data, model, probes]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A spec over prompts, known to fit a checkpoint.
+
+    Attributes:
+        watched: what is watched, of which checkpoint.
+        prompts: one a request.
+        decode: how the model speaks.
+        is_kept: whether the activations of points with probes are recorded too.
+    """
+
+    watched: Watched
+    prompts: tuple[Prompt, ...]
+    decode: Decode
+    is_kept: bool = False
+
+    @property
+    def spec(self) -> ProbeSpec:
+        """What is watched."""
+        return self.watched.spec
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Of the checkpoint."""
+        return self.watched.facts
+
+    @property
+    def recorded(self) -> tuple[int, ...]:
+        """Numbers of the points whose activations are recorded."""
+        return tuple(range(len(self.spec))) if self.is_kept else self.watched.recorded
+
+    @property
+    def digest(self) -> str:
+        """What makes two requests the same: spec, probes, checkpoint, tokens, how the model speaks, and what is kept."""
+        meant = [*self.watched.meaning, [list(prompt.ids) for prompt in self.prompts], self.decode.model_dump(mode="json"), self.is_kept]
+        return sha256(meant)
 
 
 def sha256(data: Any) -> str:
@@ -72,25 +122,24 @@ def places_of(point: ExtractionPoint) -> tuple[Place, ...]:
     return tuple((name, layer) for layer in (point.layers or (None,)) for name in point.components)
 
 
-def make_request(
-    spec: ProbeSpec, prompts: Sequence[Prompt], decode: Decode, facts: ModelFacts, tokenizer: Any, *, only_records: bool, file: str = ""
-) -> Request:
-    """Returns a spec over prompts, or refuses it with everything that does not fit.
+def watch(
+    spec: ProbeSpec, facts: ModelFacts, tokenizer: Any, binding: Binding | None = None, *, only_records: bool = False, file: str = ""
+) -> Watched:
+    """Returns a spec as it is watched on a checkpoint, or refuses it with everything that does not fit.
 
     Args:
         spec: what is watched.
-        prompts: one a request.
-        decode: how the model speaks.
         facts: of the checkpoint.
         tokenizer: of the checkpoint.
+        binding: where its probes are from; None for those that are registered.
         only_records: whether probes, queues and interventions are left out knowingly.
         file: that the spec is from, for errors.
 
     Raises:
-        PlanError: a point asks for what the model, or this release, has not; or a prompt is too long.
+        PlanError: a point asks for what the model has not, or for a probe that is not there or does not fit it.
     """
     stops: dict[str, int] = {}
-    problems = [] if only_records else [problem for point in spec for problem in not_yet(point)]
+    problems: list[Problem] = []
     for point in spec:
         verify_point(point)
         problems += _not_there(point, facts)
@@ -101,11 +150,38 @@ def make_request(
                 pieces = ", ".join(quoted(piece) for piece in tokenizer.convert_ids_to_tokens(ids))
                 got = f"{quoted(point.token)}, which is {len(ids)} ({pieces})"
                 problems.append(_issue(point, "token", "a text of one token of the model", got, code="token"))
+    probes: dict[str, BoundProbe] = {}
+    left_out: dict[str, dict[str, str]] = {}
+    if only_records:
+        left_out = {point.name: found for point in spec if (found := _left_out(point))}
+    else:
+        probes, issues = (binding or Binding()).bind(spec, facts)
+        problems += issues
     if problems:
         raise PlanError(problems, file)
-    request = Request(spec, tuple(prompts), decode, facts, stops)
-    if too_long := list(_too_long(request)):
-        raise PlanError(too_long[:MAX_NAMED])
+    return Watched(spec, facts, stops, probes, left_out)
+
+
+def make_request(watched: Watched, prompts: Sequence[Prompt], decode: Decode, *, is_kept: bool = False) -> Request:
+    """Returns what is watched over prompts.
+
+    Args:
+        watched: of which checkpoint.
+        prompts: one a request.
+        decode: how the model speaks.
+        is_kept: whether the activations of points with probes are recorded too.
+
+    Raises:
+        PlanError: a prompt is too long, or not of this model.
+    """
+    request = Request(watched, tuple(prompts), decode, is_kept)
+    problems = [
+        replace(problem, path=f"request {index}")
+        for index, prompt in enumerate(prompts)
+        for problem in judge_prompt(watched, prompt, decode)
+    ]
+    if problems:
+        raise PlanError(problems[:MAX_NAMED])
     return request
 
 
@@ -143,27 +219,14 @@ def _issue(point: ExtractionPoint, field: str, expected: str, got: str, hint: st
     return Issue(f"{point.name}.{field}", expected, got, hint, code, point=point.name, field=field)
 
 
-def not_yet(point: ExtractionPoint) -> Iterator[Issue]:
-    """Yields what a point asks for beside its records: probes, queues and interventions are not run yet."""
-    hint = (
-        "`--only-records` (in Python, `only_records=True`) records what the probe would be given, and says in its results what was left out"
-    )
-    if point.probe_type != RECORD:
-        expected = f"`{RECORD}` (keeps what is captured; other probes are not there yet)"
-        yield _issue(point, "probe_type", expected, quoted(point.probe_type), hint, "not_yet")
-    elif point.probe_args:
-        got = quoted(dict(point.probe_args))
-        yield _issue(point, "probe_args", f"no arguments beside `probe_type: {RECORD}`", got, "take `probe_args` out", "combination")
+def _left_out(point: ExtractionPoint) -> dict[str, str]:
+    """Returns what a point asks for beside its records, by field."""
+    found = {} if point.probe_type == RECORD else {"probe_type": point.probe_type}
     if point.execution_mode is ExecutionMode.ASYNC:
-        yield _issue(point, "execution_mode", "`inline` (`async` is not there yet)", "`async`", hint, "not_yet")
+        found["execution_mode"] = str(point.execution_mode)
     if point.intervention is not None and point.intervention.mode is not InterventionMode.REJECT:
-        got = quoted(str(point.intervention.mode))
-        yield _issue(point, "intervention.mode", "`reject` (others are not there yet)", got, hint, "not_yet")
-
-
-def left_out(point: ExtractionPoint) -> dict[str, str]:
-    """Returns what a point asks for that is not carried out, by field; it is accepted only where nothing but records was asked for."""
-    return {problem.field: problem.got.strip("`") for problem in not_yet(point)}
+        found["intervention.mode"] = str(point.intervention.mode)
+    return found
 
 
 def _not_there(point: ExtractionPoint, facts: ModelFacts) -> Iterator[Issue]:
@@ -189,18 +252,16 @@ def _ids(tokenizer: Any, token: str) -> list[int]:
     return ids if named is None else [named]
 
 
-def _too_long(request: Request) -> Iterator[Problem]:
-    """Yields prompts that learned positions or the vocabulary do not reach."""
-    most, n_new = request.facts.max_positions, request.decode.max_new_tokens
-    for index, prompt in enumerate(request.prompts):
-        path = f"request {index}"
-        if (highest := max(prompt.ids)) >= request.facts.vocabulary:
-            expected = f"token ids below {request.facts.vocabulary} (the model's vocabulary)"
-            yield Problem(path, expected, str(highest), "the tokenizer is not the one that the model was trained with", "prompt")
-        if most is None:
-            continue
-        needs_last = any(compile_point(point, prompt.n_tokens, n_new).needs_last_fed(n_new) for point in request.spec)
-        n_fed = prompt.n_tokens + n_new - (not needs_last)
-        if n_fed > most:
-            got = f"{n_fed} ({prompt.n_tokens} of the prompt, {n_fed - prompt.n_tokens} of the generation)"
-            yield Problem(path, f"at most {most} tokens to run (the model's learned positions)", got, code="prompt")
+def judge_prompt(watched: Watched, prompt: Prompt, decode: Decode) -> Iterator[Problem]:
+    """Yields what keeps a prompt from being run: learned positions, or a vocabulary, that do not reach it."""
+    most, n_new, facts = watched.facts.max_positions, decode.max_new_tokens, watched.facts
+    if (highest := max(prompt.ids)) >= facts.vocabulary:
+        expected = f"token ids below {facts.vocabulary} (the model's vocabulary)"
+        yield Problem("", expected, str(highest), "the tokenizer is not the one that the model was trained with", "prompt")
+    if most is None:
+        return
+    needs_last = any(compile_point(point, prompt.n_tokens, n_new).needs_last_fed(n_new) for point in watched.spec)
+    n_fed = prompt.n_tokens + n_new - (not needs_last)
+    if n_fed > most:
+        got = f"{n_fed} ({prompt.n_tokens} of the prompt, {n_fed - prompt.n_tokens} of the generation)"
+        yield Problem("", f"at most {most} tokens to run (the model's learned positions)", got, code="prompt")

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.model.families import Address
+from causalab_mini.probing.probes import RECORD
 from causalab_mini.probing.spec import ExtractionPoint, ProbeKind, ProbeSpec, TensorType, Until, parse_position, to_yaml
-
-RECORD = "record"
-"""The `probe_type` that is built in: it keeps what it is given."""
 
 
 def starter_spec(facts: ModelFacts) -> str:

@@ -174,7 +174,7 @@ class Writer:
         if isinstance(step.node, nodes.Stream):
             if value in results["points"]:
                 return record_bytes(results["points"][value], point.digest)
-            return table_bytes(results["records"] if value == "records" else results["generated"][value], suffix)
+            return table_bytes(results[value] if value in ("records", "verdicts") else results["generated"][value], suffix)
         if (made := results["outputs"].get(value)) is not None:
             return output_bytes(value, made.value, made.kind, made.groups, made.is_stacked, made.is_ragged, made.pattern, point.digest)
         if value in results:

@@ -64,7 +64,7 @@ class Attribute(Strict):
 
 
 class Stream(Strict):
-    """Generates from one role's prompts, and records at extraction points meanwhile."""
+    """Generates from one role's prompts, and records, or asks probes, at extraction points meanwhile."""
 
     kind: Literal["stream"]
     rows: Annotated[Named[str], Field(min_length=1)]
@@ -74,9 +74,9 @@ class Stream(Strict):
     decode: DecodeField
     """How it goes on; a number is that many tokens from every row, greedily, with the stop token ruled out."""
     points: Annotated[Tuple[PointEntry, ...], Field(min_length=1)]
-    """What is recorded, as in an extraction spec; `probe_type` is `record`, other probes are not there yet."""
+    """What is watched, as in an extraction spec: recorded (`probe_type: record`), or given to a probe."""
     saves: Tuple[Save, ...] = ()
-    """What is written to files: a point's name for its tensors, `records` for the table of which token each of their lines is, `original.generated` for what was said."""
+    """What is written to files: the name of a point that is recorded for its tensors, `records` for the table of which token each of their lines is, `verdicts` for what probes said, `original.generated` for what the model said."""
 
     @property
     def role(self) -> str:

@@ -1,7 +1,7 @@
 """Probes: what judges activations while a model generates.
 
 A probe is a class (`SingleShotProbe`, `TrajectoryProbe`, or `Probe` for both kinds) or a function; it is found under the name that it is
-registered with.
+registered with. Those that ship: `linear_probe`, `projection`, `norm_monitor`, `aggregator`.
 """
 
 from causalab_mini.probing.probes.base import (
@@ -16,16 +16,32 @@ from causalab_mini.probing.probes.base import (
     TrajectoryProbe,
     Verdict,
 )
+from causalab_mini.probing.probes.bound import Binding, BoundProbe, problems_of_record
+from causalab_mini.probing.probes.registry import RECORD, REGISTRY, Registry, async_probe, inline_probe, register
+from causalab_mini.probing.probes.shipped import Aggregator, Linear, NormMonitor, Projection
 
 __all__ = [
+    "RECORD",
+    "REGISTRY",
     "Action",
     "ActivationRecord",
+    "Aggregator",
     "Arguments",
+    "Binding",
+    "BoundProbe",
     "End",
+    "Linear",
+    "NormMonitor",
     "Probe",
     "ProbeMisfit",
+    "Projection",
+    "Registry",
     "SingleShotProbe",
     "Start",
     "TrajectoryProbe",
     "Verdict",
+    "async_probe",
+    "inline_probe",
+    "problems_of_record",
+    "register",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from causalab_mini.probing.spec import ExtractionPoint, ProbeKind
+from causalab_mini.probing.spec import ExecutionMode, ExtractionPoint, ProbeKind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,18 +93,24 @@ class End:
 class Probe:
     """A probe: a fresh one is made for each request and point, so that state in `self` is this request's own.
 
-    Its constructor takes `probe_args` as keywords. What one call changes on its class is refused where it can be seen: a class attribute
-    that is a list, dict or set can't be registered.
+    Its constructor takes `probe_args` as keywords. A class with an attribute that all its probes would share and could change (a list, a dict,
+    a set) can't be registered.
     """
 
     kind: ClassVar[ProbeKind | None] = None
     """The `probe_kind` of the points that it can serve; None for both."""
+    mode: ClassVar[ExecutionMode | None] = None
+    """The `execution_mode` of those; None for both."""
+    is_coroutine: ClassVar[bool] = False
+    """Whether a call returns what has to be awaited; it is seen by itself where the methods are coroutines."""
+    files: ClassVar[tuple[str, ...]] = ()
+    """Arguments that are paths of files: a relative one is looked for beside the spec, then in the working directory."""
 
     def fits(self, point: ExtractionPoint, facts: ModelFacts) -> None:
-        """Judges whether the probe can serve a point of a model; called once before the weights are loaded.
+        """Judges whether the probe can serve a point of a model; called once, on a probe of its own, before the weights are loaded.
 
         Raises:
-            ValueError: it can't; `ProbeMisfit` says what was expected and what is there.
+            ProbeMisfit: it can't.
         """
 
     def on_start(self, start: Start) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from causalab_mini.probing.probes.base import Action
+from causalab_mini.probing.probes.base import Action, ActivationRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ class ProbeResult:
     def as_data(self) -> dict[str, Any]:
         """Returns it as JSON data."""
         names = ("request", "point", "component", "layer", "position", "generated_index", "token_id", "value", "action", "reason")
-        return {name: getattr(self, name) for name in names} | ({"is_late": True} if self.is_late else {})
+        data = {name: getattr(self, name) for name in names} | {"action": str(self.action)}
+        return data | ({"is_late": True} if self.is_late else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,10 @@ class Failure:
     what: str
     message: str
     position: int | None = None
+
+    def as_data(self) -> dict[str, Any]:
+        """Returns it as JSON data."""
+        return {name: getattr(self, name) for name in ("request", "point", "call", "what", "message", "position")}
 
 
 @dataclass(slots=True)
@@ -80,6 +85,25 @@ class Counts:
         """How many were dropped, for whatever reason."""
         return sum(self.dropped.values())
 
+    def add(self, other: Counts) -> None:
+        """Adds those of another request."""
+        self.fired += other.fired
+        self.received += other.received
+        self.raised += other.raised
+        self.timed_out += other.timed_out
+        for why, n in list(other.dropped.items()):
+            self.dropped[why] = self.dropped.get(why, 0) + n
+
+    def as_data(self) -> dict[str, Any]:
+        """Returns it as JSON data."""
+        return {
+            "fired": self.fired,
+            "received": self.received,
+            "dropped": dict(self.dropped),
+            "raised": self.raised,
+            "timed_out": self.timed_out,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Abort:
@@ -99,6 +123,7 @@ class Outcome:
         failures: calls that came to nothing.
         counts: by point.
         abort: what ended the generation; None where no probe did.
+        activations: that were kept, in the order in which the points fired.
     """
 
     request: str
@@ -106,3 +131,15 @@ class Outcome:
     failures: tuple[Failure, ...]
     counts: Mapping[str, Counts]
     abort: Abort | None
+    activations: tuple[ActivationRecord, ...] = ()
+
+    def as_data(self, verdicts: bool = True) -> dict[str, Any]:
+        """Returns it as JSON data, with or without what came while it went on."""
+        data: dict[str, Any] = {"request": self.request}
+        if verdicts:
+            data |= {
+                "verdicts": [result.as_data() for result in self.results],
+                "failures": [failure.as_data() for failure in self.failures],
+            }
+        data["abort"] = None if self.abort is None else {"point": self.abort.point, "reason": self.abort.reason}
+        return data | {"counts": {name: counts.as_data() for name, counts in self.counts.items()}}

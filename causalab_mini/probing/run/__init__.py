@@ -4,8 +4,8 @@
 said, and how often each point fired or why it did not. Knows the engine, which knows of it one thing: how a `stream` step is run (`steps`).
 """
 
-from causalab_mini.probing.request import Request, make_request, prompts_of
-from causalab_mini.probing.run.observing import observe, probe
+from causalab_mini.probing.request import Request, Watched, make_request, prompts_of, watch
+from causalab_mini.probing.run.observing import Routing, observe, probe
 from causalab_mini.probing.run.recording import Fired, Generated, Recording
 
-__all__ = ["Fired", "Generated", "Recording", "Request", "make_request", "observe", "probe", "prompts_of"]
+__all__ = ["Fired", "Generated", "Recording", "Request", "Routing", "Watched", "make_request", "observe", "probe", "prompts_of", "watch"]

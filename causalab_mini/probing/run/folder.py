@@ -16,7 +16,7 @@ from causalab_mini.results.record import package_sha256, versions
 from causalab_mini.results.store import RECORD, SUMMARY, RunFolder
 from causalab_mini.results.tables import table_bytes
 
-SPEC, RECORDS, INDEX, GENERATED = "spec.yaml", "records.safetensors", "records.json", "generated.json"
+SPEC, RECORDS, INDEX, GENERATED, VERDICTS = "spec.yaml", "records.safetensors", "records.json", "generated.json", "verdicts.json"
 
 
 class RecordingFolder:
@@ -55,6 +55,7 @@ class RecordingFolder:
                 "text": one.text,
                 "ids": list(one.ids),
                 "ended": one.ended,
+                **({"aborted_by": abort.point, "reason": abort.reason} if (abort := recording.aborts.get(number)) else {}),
             }
             for number, (prompt, one) in enumerate(zip(self.request.prompts, recording.generated, strict=True))
         ]
@@ -62,6 +63,7 @@ class RecordingFolder:
         files = {  # all of them before the first is written
             RECORDS: bytes(save(tensors, metadata={"digest": self.request.digest})),
             INDEX: _lines(recording.index(tokenizer)),
+            **({VERDICTS: _lines(recording.verdict_lines(tokenizer))} if self.request.watched.probes else {}),
             GENERATED: table_bytes(said, ".json"),
             SPEC: to_yaml(self.request.spec).encode(),
         }
@@ -77,7 +79,12 @@ class RecordingFolder:
         data = {
             "status": status,
             "digest": request.digest,
-            "spec_sha256": sha256(request.spec_data),
+            "spec_sha256": sha256(request.watched.spec_data),
+            **(
+                {"probe_files": files}
+                if (files := {name: dict(probe.checksums) for name, probe in request.watched.probes.items() if probe.checksums})
+                else {}
+            ),
             "model": {"key": facts.key, "revision": facts.revision, "dtype": facts.dtype},
             **(more or {}),
             "versions": versions(),

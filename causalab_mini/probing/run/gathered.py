@@ -1,151 +1,88 @@
-"""What the points of a batch want, and what was gathered for them: sets of indices and tensors, never an object a token."""
+"""What is gathered for points: places that the same points want go together, and their tokens are noted once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from causalab_mini.model.components import COMPONENTS
-from causalab_mini.probing.request import Place, Request, places_of
-from causalab_mini.probing.spec import CompiledSelector, compile_point
+from causalab_mini.probing.request import Place, places_of
+from causalab_mini.probing.run.rows import Ended, Row
+from causalab_mini.probing.spec import ProbeSpec
 
-
-class Wanted:
-    """What every point wants of every row of a batch.
-
-    Args:
-        request: what is watched.
-        rows: of the request, in the batch.
-
-    Attributes:
-        lengths: of the prompts, in tokens.
-    """
-
-    def __init__(self, request: Request, rows: Sequence[int]) -> None:
-        self.points = tuple(request.spec)
-        prompts = [request.prompts[row].ids for row in rows]
-        self.lengths = [len(ids) for ids in prompts]
-        self._stops = [request.stops.get(point.name) for point in self.points]
-        self._watched = [index for index, stop in enumerate(self._stops) if stop is not None]
-        self.of: list[list[CompiledSelector]] = [
-            [
-                compile_point(point, len(ids), request.decode.max_new_tokens).cut_at(at for at, token in enumerate(ids) if token == stop)
-                for ids in prompts
-            ]
-            for point, stop in zip(self.points, self._stops, strict=True)
-        ]
-
-    def hear(self, step: int, said: Sequence[int | None]) -> None:
-        """Takes the tokens that rows say at a step, None of rows that have ended: a stop token ends the runs that it is in."""
-        for point in self._watched:
-            for row, token in enumerate(said):
-                if token == self._stops[point]:
-                    self.of[point][row] = self.of[point][row].cut_at([self.lengths[row] + step])
-
-    def needs_last(self, row: int, n_said: int) -> bool:
-        """Returns whether a point wants the last token of a row that has ended."""
-        return any(selectors[row].needs_last_fed(n_said) for selectors in self.of)
+SHIFT = 32
+"""A token in prompt and generation is a code: its row's number, shifted by as many bits, and its absolute index."""
 
 
 @dataclass(slots=True)
-class Gathered:
-    """What is gathered at places that the same points want: the tokens are the same at each, so they are noted once.
+class Group:
+    """Places that the same points want.
 
     Attributes:
+        number: of the group.
         points: numbers of the points.
         places: component and layer of each.
-        wanted: of the batch.
-        stride: what a row's number is multiplied with in `codes`; more than any row has tokens.
-        n_kept: of the tokens counted from the end, how many are kept.
-        codes: (token,) each, row · stride + position; one tensor a forward.
+        is_recorded: whether what is gathered is kept.
+        codes: (token,) each; one tensor a forward.
         values: (token, …) each; one tensor a forward and place.
-        ring: the last generated tokens of each row, (row, slot, …), by place.
     """
 
+    number: int
     points: tuple[int, ...]
     places: tuple[Place, ...]
-    wanted: Wanted
-    stride: int
-    n_kept: int = 0
+    is_recorded: bool
     codes: list[Tensor] = field(default_factory=list)
     values: dict[Place, list[Tensor]] = field(default_factory=dict)
-    ring: dict[Place, Tensor] = field(default_factory=dict)
 
-    def prompt_codes(self) -> Tensor:
-        """Returns which prompt tokens are wanted, ascending."""
+    def prompt_codes(self, rows: Sequence[Row]) -> Tensor:
+        """Returns which prompt tokens are wanted, ascending; the rows are numbered by their place in the batch."""
         found = [
-            torch.arange(one.start, one.stop, one.step) + row * self.stride
+            torch.arange(one.start, one.stop, one.step) + (at << SHIFT)
             for point in self.points
-            for row, selector in enumerate(self.wanted.of[point])
-            for one in (selector.prompt, selector.prompt_tail)
+            for at, row in enumerate(rows)
+            for one in (row.selectors[point].prompt, row.selectors[point].prompt_tail)
             if len(one)
         ]
         return torch.unique(torch.cat(found)) if found else torch.empty(0, dtype=torch.long)
 
-    def rows_at(self, step: int, is_own: Sequence[bool]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Returns the rows whose generated token of a step is wanted, and those for which it is put into the ring.
+    def rows_at(self, rows: Sequence[Row]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Returns the places in the batch of the rows whose last token is wanted, and of those whose last tokens are."""
+        own = [(at, row) for at, row in enumerate(rows) if not row.is_through]
+        kept = tuple(at for at, row in own if any(row.n_said - 1 in row.selectors[point].generated for point in self.points))
+        last = tuple(at for at, row in own if any(row.selectors[point].from_end is not None for point in self.points))
+        return kept, last
 
-        Args:
-            step: index of the token in the generation.
-            is_own: by row, whether it has said this token; what pads an ended row is nobody's.
-        """
-        of = [self.wanted.of[point] for point in self.points]
-        rows = [row for row, own in enumerate(is_own) if own]
-        kept = tuple(row for row in rows if any(step in selectors[row].generated for selectors in of))
-        ringed = tuple(row for row in rows if any(selectors[row].from_end is not None for selectors in of)) if self.n_kept else ()
-        return kept, ringed
-
-    def take(self, values: dict[Place, Tensor], codes: Tensor) -> None:
+    def take(self, values: Mapping[Place, Tensor], codes: Tensor) -> None:
         """Keeps the values of some tokens at every place."""
-        if len(codes):
+        if self.is_recorded and len(codes):
             self.codes.append(codes)
             for place, found in values.items():
                 self.values.setdefault(place, []).append(found)
 
-    def put(self, values: dict[Place, Tensor], rows: Tensor, step: int, most_keys: int) -> None:
-        """Puts generated tokens of a step into the ring, over those that are too old.
+    def remember(self, row: Row, position: int, values: dict[Place, Tensor]) -> None:
+        """Keeps a token of a row until it is known whether it is the one that is counted from the end."""
+        if self.number not in row.last:
+            row.last[self.number] = deque(maxlen=row.n_kept(self.points))
+        row.last[self.number].append((position, values))
 
-        Args:
-            values: of some rows.
-            rows: which.
-            step: index of the token in the generation.
-            most_keys: of a pattern, how many keys a token can have.
-        """
-        slot = step % self.n_kept
-        for place, found in values.items():
-            has_keys = COMPONENTS[place[0]].has_keys
-            if place not in self.ring:
-                shape = (*found.shape[1:-1], most_keys if has_keys else found.shape[-1])
-                self.ring[place] = found.new_zeros((len(self.wanted.lengths), self.n_kept, *shape))
-            ring = self.ring[place]
-            ring[rows.to(ring.device), slot, ..., : found.shape[-1]] = found
+    def recall(self, row: Row, position: int) -> dict[Place, Tensor]:
+        """Returns the values of one of the last tokens of a row."""
+        return next(values for at, values in row.last[self.number] if at == position)
 
-    def empty_ring(self, n_said: Sequence[int]) -> None:
-        """Keeps what tokens counted from the end turned out to be, once the generation has ended."""
-        found: list[tuple[int, int, int]] = []
-        for row, n in enumerate(n_said):
-            for point in self.points:
-                at = self.wanted.of[point][row].from_end_index(n)
-                step = -1 if at is None else at - self.wanted.lengths[row]
-                if at is not None and step >= 0:
-                    found.append((row, step % self.n_kept, row * self.stride + at))
-        if found:
-            rows, slots, codes = torch.tensor(found).T
-            self.take({place: ring[rows.to(ring.device), slots.to(ring.device)] for place, ring in self.ring.items()}, codes)
-        self.ring.clear()
-
-    def found(self, point: int, n_said: Sequence[int]) -> tuple[Tensor, dict[Place, Tensor]]:
-        """Returns the codes of what a point fired at, by row and position, and the values at every place.
+    def found(self, point: int, ended: Sequence[Ended]) -> tuple[Tensor, dict[Place, Tensor]]:
+        """Returns the codes of what a point fired at, by row and position, and the values at every place, on the CPU.
 
         Args:
             point: its number.
-            n_said: how many tokens each row has said.
+            ended: the rows, in the order of their numbers.
         """
-        tokens = [selector.resolved(n) for selector, n in zip(self.wanted.of[point], n_said, strict=True)]
-        wanted = torch.cat([torch.tensor(found, dtype=torch.long) + row * self.stride for row, found in enumerate(tokens)])
+        tokens = [row.selectors[point].resolved(len(row.ids)) for row in ended]
+        wanted = torch.cat(
+            [torch.tensor(found, dtype=torch.long) + (row.number << SHIFT) for row, found in zip(ended, tokens, strict=True)]
+        )
         if not len(wanted):
             return wanted, {}
         codes, order = torch.cat(self.codes).sort()
@@ -161,19 +98,16 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([torch.nn.functional.pad(part, (0, longest - part.shape[-1])) if part.shape[-1] < longest else part for part in parts])
 
 
-def gatherers(wanted: Wanted, max_new_tokens: int) -> list[Gathered]:
-    """Returns what gathers for a batch: places that the same points want go together."""
+def groups_of(spec: ProbeSpec, recorded: Sequence[int]) -> list[Group]:
+    """Returns the places of a spec in groups; what some of its points want is recorded."""
     by_place: dict[Place, list[int]] = {}
-    for index, point in enumerate(wanted.points):
+    for index, point in enumerate(spec):
         for place in places_of(point):
             by_place.setdefault(place, []).append(index)
     together: dict[tuple[int, ...], list[Place]] = {}
     for place, points in by_place.items():
         together.setdefault(tuple(points), []).append(place)
-    stride = max(wanted.lengths) + max_new_tokens
-    return [Gathered(points, tuple(places), wanted, stride, _n_kept(wanted, points, max_new_tokens)) for points, places in together.items()]
-
-
-def _n_kept(wanted: Wanted, points: Sequence[int], max_new_tokens: int) -> int:
-    """Returns how many generated tokens a ring must hold for some points."""
-    return min(max_new_tokens, max(selector.n_kept for point in points for selector in wanted.of[point]))
+    return [
+        Group(number, points, tuple(places), any(point in recorded for point in points))
+        for number, (points, places) in enumerate(together.items())
+    ]

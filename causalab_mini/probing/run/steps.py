@@ -25,7 +25,7 @@ def run_step(engine: BaseEngine, request: nodes.Request, step: nodes.Stream, siz
         RunError: the model can't go on token by token, or a single row does not fit into memory.
     """
     prompts = request.prompts[step.rows]
-    asked = make_request(step.spec, prompts, step.decode, engine.facts, engine.tokenizer, only_records=False)
+    asked = make_request(step.watched, prompts, step.decode)
     size = min(len(prompts), sizes.batch_size or min(BATCH_SIZE, sizes.most or BATCH_SIZE))
     recording = observe(engine, asked, size, on_halved=sizes.halve)
     sizes.used.append(min(size, sizes.most or size))
@@ -40,9 +40,10 @@ def _results(recording: Recording, step: nodes.Stream, tokenizer: Any) -> dict[s
             "ids": list(one.ids),
             "text": one.text,
             "ended": one.ended,
+            **({"aborted_by": abort.point, "reason": abort.reason} if (abort := recording.aborts.get(number)) else {}),
             "produced_by": f"{step.name}/original/{step.role}",
         }
-        for label, one in zip(step.labels, recording.generated, strict=True)
+        for number, (label, one) in enumerate(zip(step.labels, recording.generated, strict=True))
     ]
     records = [{"example_id": step.labels[line["request"]], **line} for line in recording.index(tokenizer)]
     fired = recording.summary()
@@ -52,8 +53,10 @@ def _results(recording: Recording, step: nodes.Stream, tokenizer: Any) -> dict[s
         "points": {
             point.name: {(name := tensor_name(point.name, place)): recording.tensors[name] for place in places_of(point)}
             for point in step.spec
+            if point.name in recording.requests
         },
         "records": records,
+        "verdicts": [{"example_id": step.labels[line["request"]], **line} for line in recording.verdict_lines(tokenizer)],
         "generated": {"original.generated": said},
         "fired": fired,
         "n_forwards": recording.n_forwards,

@@ -7,7 +7,13 @@ from typing import Any, Protocol
 
 
 class Sink(Protocol):
-    """Takes events: `{"event": "result" | "failure" | "activation" | "end", "time": …, "request": …, …}`, JSON data each."""
+    """Takes events: `{"event": "result" | "failure" | "activation" | "end", "time": …, "request": …, …}`, JSON data each.
+
+    Attributes:
+        wants_activations: whether it takes events of activations, too.
+    """
+
+    wants_activations: bool
 
     def put(self, event: Mapping[str, Any]) -> None:
         """Takes an event, from any thread; never raises, and counts what it could not keep."""

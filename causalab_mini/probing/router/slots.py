@@ -1,0 +1,384 @@
+"""A point of one request: its probe, and the way of each activation to it. Every activation is counted once as received or dropped."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from causalab_mini.probing.probes.base import Action, ActivationRecord, End, Probe, Start, Verdict
+from causalab_mini.probing.probes.bound import BoundProbe
+from causalab_mini.probing.router.breaker import Breaker
+from causalab_mini.probing.router.calls import Call, Callers
+from causalab_mini.probing.router.results import Counts, Failure, ProbeResult
+from causalab_mini.probing.spec import ExtractionPoint, InterventionMode, InterventionPolicy, OnTimeout, Overflow
+
+if TYPE_CHECKING:
+    from causalab_mini.probing.router.pool import Pool
+
+MAX_MESSAGE = 500
+
+
+class Owner(ABC):
+    """What a slot tells of: verdicts, failures, and that the generation is to stop."""
+
+    request: str
+
+    @abstractmethod
+    def take_result(self, result: ProbeResult) -> None:
+        """Takes a verdict."""
+
+    @abstractmethod
+    def take_failure(self, failure: Failure) -> None:
+        """Takes note of a call that came to nothing."""
+
+    @abstractmethod
+    def stop(self, point: str, reason: str) -> None:
+        """Has the generation stopped before its next token."""
+
+
+class Slot(ABC):
+    """A point of one request.
+
+    Args:
+        owner: whom it tells.
+        point: which.
+        bound: what makes its probe.
+        breaker: of the point.
+        start: of the request.
+    """
+
+    def __init__(self, owner: Owner, point: ExtractionPoint, bound: BoundProbe, breaker: Breaker, start: Start) -> None:
+        self.owner, self.point, self.breaker, self.start = owner, point, breaker, start
+        self.counts = Counts()
+        self.changed = threading.Condition()
+        self.probe: Probe | None = None
+        try:
+            self.probe = bound.make()
+        except Exception as error:
+            self.failed("constructor", error)
+
+    @abstractmethod
+    def fire(self, records: Sequence[ActivationRecord]) -> None:
+        """Takes activations, in order."""
+
+    @abstractmethod
+    def end(self, end: End) -> None:
+        """Is told that there are no more."""
+
+    @abstractmethod
+    def finish(self, deadline: float) -> None:
+        """Returns once all is done, or the deadline (of the monotonic clock) has passed; what is left is dropped."""
+
+    def drop(self, why: str, n: int = 1) -> None:
+        """Counts activations that the probe is not called with; under the lock."""
+        if n:
+            self.counts.dropped[why] = self.counts.dropped.get(why, 0) + n
+
+    def failed(self, call: str, error: BaseException | str, record: ActivationRecord | None = None, what: str = "raised") -> None:
+        """Tells of a call that came to nothing."""
+        message = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        position = None if record is None else record.position
+        self.owner.take_failure(Failure(self.point.name, self.owner.request, call, what, message[:MAX_MESSAGE], position))
+
+    def came(self, call: str, value: Any, error: BaseException | None, record: ActivationRecord | None, is_late: bool = False) -> None:
+        """Takes what a call came to: a verdict, nothing, or an error."""
+        if error is not None:
+            self.breaker.note(False)
+            with self.changed:
+                self.counts.raised += call == "on_activation"
+            self.failed(call, error, record)
+            return
+        try:
+            verdict = _verdict(value)
+        except (TypeError, ValueError) as wrong:
+            self.breaker.note(False)
+            self.failed(call, str(wrong), record, "invalid")
+            return
+        if call == "on_activation":
+            self.breaker.note(True)
+        if verdict is None:
+            return
+        place = {} if record is None else {name: getattr(record, name) for name in _PLACE}
+        name, request = self.point.name, self.owner.request
+        self.owner.take_result(ProbeResult(name, request, verdict.value, verdict.action, verdict.reason, **place, is_late=is_late))
+        if verdict.action is Action.ABORT and call == "on_activation":
+            self.owner.stop(name, verdict.reason)
+
+
+_PLACE = ("component", "layer", "position", "generated_index", "token_id")
+
+
+class InlineSlot(Slot):
+    """The generation waits for each call, up to a limit; while a call is late, activations are dropped.
+
+    Args:
+        *args: of a slot.
+        callers: threads that calls with a limit run on.
+        policy: of the point.
+        timeout_s: of a call; None for none, on the decoding thread itself.
+    """
+
+    def __init__(self, *args: Any, callers: Callers, policy: InterventionPolicy, timeout_s: float | None) -> None:
+        super().__init__(*args)
+        self._callers, self._policy, self._timeout_s = callers, policy, timeout_s
+        self._late: Call | None = None
+        self._end: End | None = None
+        if self.probe is not None and not self._call("on_start", lambda probe: probe.on_start(self.start)):
+            self.probe = None
+
+    def fire(self, records: Sequence[ActivationRecord]) -> None:
+        """Calls the probe with each, and waits."""
+        for record in records:
+            why = self._why_not()
+            with self.changed:
+                self.counts.fired += 1
+                if why:
+                    self.drop(why)
+                    continue
+                self.counts.received += 1
+            self._call("on_activation", partial(_judge, record), record)
+
+    def _why_not(self) -> str:
+        """Returns why the probe can't be called now."""
+        if self.probe is None:
+            return "not_started"
+        if self._late is not None and not self._late.is_done:
+            return "hung"
+        self._late = None
+        return "" if self.breaker.allows() else "circuit_open"
+
+    def _call(self, name: str, work: Callable[[Probe], Any], record: ActivationRecord | None = None, timeout_s: float | None = -1) -> bool:
+        """Returns whether a call came back in time and well."""
+        probe, limit = self.probe, self._timeout_s if timeout_s == -1 else timeout_s
+        assert probe is not None
+        if limit is None:
+            value, error = None, None
+            try:
+                value = work(probe)
+            except Exception as raised:
+                error = raised
+            self.came(name, value, error, record)
+            return error is None
+        call = self._callers.start(lambda: work(probe), lambda late: self.came(name, late.value, late.error, record, is_late=True))
+        if call.wait(limit):
+            self.came(name, call.value, call.error, record)
+            return call.error is None
+        self._late = call
+        self.breaker.note(False)
+        with self.changed:
+            self.counts.timed_out += name == "on_activation"
+        self.failed(name, f"no answer within {limit:g} s", record, "timed_out")
+        blocks = self._policy.mode is InterventionMode.BLOCK_UNTIL_SIGNAL
+        if blocks and self._policy.on_timeout is OnTimeout.ABORT and name == "on_activation":
+            self.owner.stop(self.point.name, f"no answer within {limit * 1000:g} ms")
+        return False
+
+    def end(self, end: End) -> None:
+        """Keeps what is to be said at the end."""
+        self._end = end
+
+    def finish(self, deadline: float) -> None:
+        """Waits for a late call, and tells the probe of the end."""
+        end, left = self._end, max(0.0, deadline - time.monotonic())
+        if self.probe is None or end is None:
+            return
+        if self._late is not None and not self._late.wait(left):
+            self.failed("on_end", "an earlier call has not come back", what="timed_out")
+            return
+        left = max(0.001, deadline - time.monotonic())
+        self._call("on_end", lambda probe: probe.on_end(end), timeout_s=None if self._timeout_s is None else min(self._timeout_s, left))
+
+
+class QueuedSlot(Slot):
+    """The generation goes on while activations wait in a queue; they are worked off in order, one at a time.
+
+    Args:
+        *args: of a slot.
+        pool: threads that work.
+        depth: of the queue.
+    """
+
+    def __init__(self, *args: Any, pool: Pool, depth: int) -> None:
+        super().__init__(*args)
+        self._pool, self._depth = pool, depth
+        self._queue: deque[ActivationRecord] = deque()
+        self._is_scheduled = self._has_started = self._is_hung = self._is_closed = False
+        self._end: End | None = None
+        self._done = threading.Event()
+
+    def fire(self, records: Sequence[ActivationRecord]) -> None:
+        """Puts activations into the queue; a full one waits, or drops, as the point's `overflow` says."""
+        with self.changed:
+            for record in records:
+                self.counts.fired += 1
+                if why := self._why_not():
+                    self.drop(why)
+                    continue
+                self._queue.append(record)
+                self._schedule()
+
+    def _why_not(self) -> str:
+        """Returns why an activation can't be put in; makes room, or waits for it."""
+        if len(self._queue) >= self._depth and not self._refuses():
+            match self.point.overflow:
+                case Overflow.DROP_NEWEST:
+                    return "overflow"
+                case Overflow.DROP_OLDEST:
+                    self._queue.popleft()
+                    self.drop("overflow")
+                case Overflow.BLOCK:
+                    while len(self._queue) >= self._depth and not self._refuses():
+                        self.changed.wait()
+        return self._refuses()
+
+    def _refuses(self) -> str:
+        if self.probe is None:
+            return "not_started"
+        if self._is_hung:
+            return "hung"
+        return "drain" if self._is_closed else ""
+
+    def _schedule(self) -> None:
+        """Has the pool see to what waits, unless it does; under the lock."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._pool.put(self)
+
+    def next_call(self) -> tuple[str, ActivationRecord | None, Callable[[], Any]] | None:
+        """Returns the next call to make; None where nothing waits, and then the slot is to be scheduled again."""
+        with self.changed:
+            probe = self.probe
+            if probe is not None and not self._has_started:
+                self._has_started = True
+                return "on_start", None, lambda: probe.on_start(self.start)
+            while self._queue and probe is not None:
+                record = self._queue.popleft()
+                self.changed.notify_all()
+                if self.breaker.allows():
+                    self.counts.received += 1
+                    return "on_activation", record, partial(probe.on_activation, record)
+                self.drop("circuit_open")
+            if self._end is not None and not self._done.is_set() and probe is not None:
+                end, self._end = self._end, None
+                return "on_end", None, lambda: probe.on_end(end)
+            if probe is None:
+                self.drop("not_started", len(self._queue))
+                self._queue.clear()
+                self.changed.notify_all()
+                self._done.set()
+            self._is_scheduled = False
+            return None
+
+    def came_back(self, call: str, record: ActivationRecord | None, value: Any, error: BaseException | None, is_late: bool) -> None:
+        """Takes what a call came to. A late one lets the slot go on from there."""
+        self.came(call, value, error, record, is_late)
+        with self.changed:
+            if call == "on_start" and error is not None:
+                self.probe = None
+            if call == "on_end":
+                self._done.set()
+            if is_late:
+                self._is_hung, self._is_scheduled = False, False
+                if self._queue or self._end is not None:
+                    self._schedule()
+
+    def hangs(self, call: str, record: ActivationRecord | None, seconds: float) -> None:
+        """Gives up a call that does not come back; what waits behind it is dropped."""
+        self.breaker.note(False)
+        with self.changed:
+            self._is_hung = True
+            self.counts.timed_out += call == "on_activation"
+            self.drop("hung", len(self._queue))
+            self._queue.clear()
+            self.changed.notify_all()
+        self.failed(call, f"no answer within {seconds:.3g} s", record, "timed_out")
+
+    def end(self, end: End) -> None:
+        """Has the probe told of the end behind all that waits."""
+        with self.changed:
+            self._end = end
+            self._schedule()
+
+    def finish(self, deadline: float) -> None:
+        """Waits until the queue is worked off and the probe told of the end."""
+        while not self._done.wait(max(0.0, min(0.05, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline or self._is_hung:
+                break
+        with self.changed:
+            self._is_closed = True
+            if self._done.is_set():
+                return
+            self._end = None
+            self.drop("drain", len(self._queue))
+            self._queue.clear()
+            self.changed.notify_all()
+        self._pool.give_up(self)
+        self.failed("on_end", "earlier calls have not come back", what="timed_out")
+
+
+class KeptSlot:
+    """A point without a probe: all that it is given is received."""
+
+    def __init__(self, point: ExtractionPoint) -> None:
+        self.point = point
+        self.counts = Counts()
+
+    def fire(self, records: Sequence[ActivationRecord]) -> None:
+        """Counts them."""
+        self.counts.fired += len(records)
+        self.counts.received += len(records)
+
+    def end(self, end: End) -> None:
+        """Has nothing to do."""
+
+    def finish(self, deadline: float) -> None:
+        """Has nothing to wait for."""
+
+
+def _judge(record: ActivationRecord, probe: Probe) -> Any:
+    return probe.on_activation(record)
+
+
+def _verdict(value: Any) -> Verdict | None:
+    """Returns a probe's answer as a verdict with JSON data.
+
+    Raises:
+        TypeError: the value is none that JSON has.
+        ValueError: the action is none.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, Verdict):
+        return Verdict(_json(value))
+    try:
+        action = Action(value.action)
+    except ValueError:
+        raise ValueError(f"expected an action (`continue` or `abort`), got `{value.action}`") from None
+    return Verdict(_json(value.value), action, str(value.reason))
+
+
+def _json(value: Any) -> Any:
+    """Returns a value as JSON data: tensors and arrays as lists, numbers that are not finite as None."""
+    if hasattr(value, "tolist") and not isinstance(value, (str, bytes)):
+        value = value.detach().float().tolist() if hasattr(value, "detach") and value.is_floating_point() else value.tolist()
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, dict):
+        if any(not isinstance(key, str) for key in value):
+            raise TypeError("expected a value that JSON has, got a dict with keys that are no text")
+        return {key: _json(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json(inner) for inner in value]
+    raise TypeError(f"expected a value that JSON has, got a {type(value).__name__}")
