@@ -1,4 +1,4 @@
-"""Recording while a model generates, beside `generate` of transformers: CPU time a generated token.
+"""Recording, and asking probes, while a model generates, beside `generate` of transformers: CPU time a generated token.
 
 `python benchmarks/observing.py` writes `benchmarks/results/observing.md` and `.json`. `--quick` takes the bundled model and few tokens. Ways
 take turns in one process on one set of weights; a ratio is the median of those of each turn. A way that says other tokens than `generate`, or
@@ -31,7 +31,15 @@ from causalab_mini.probing.spec import ProbeSpec, parse_dict
 
 RESULTS = ROOT / "benchmarks" / "results"
 GENERATE = "generate"
-TARGETS = {"no point": 1.05, "one layer at one token": 1.05, "one layer at every token": 1.05, "every layer at every token": 1.15}
+INLINE, ASYNC = "1 inline probe at every token", "8 async probes at every token"
+TARGETS = {
+    "no point": 1.05,
+    "one layer at one token": 1.05,
+    "one layer at every token": 1.05,
+    "every layer at every token": 1.15,
+    INLINE: None,
+    ASYNC: 1.10,
+}
 PROMPTS = (
     "The capital of France is",
     "If this month is March, next month is",
@@ -63,13 +71,22 @@ def main() -> None:
     (arguments.out / f"{name}.md").write_text(page(data), encoding="utf-8")
 
 
-def specs(n_layers: int) -> dict[str, ProbeSpec]:
-    """Returns what is recorded, by the name of the way."""
+def specs(n_layers: int, n_features: int) -> dict[str, ProbeSpec]:
+    """Returns what is watched, by the name of the way: recorded, or projected on a direction by probes."""
 
     def spec(layers: list[int], position: str) -> ProbeSpec:
         where = {"layers": layers, "tensor_type": "residual_stream", "position": position}
         point = {"name": "p", **where, "probe_type": "record", "probe_kind": "trajectory"}
         return parse_dict({"version": "1", "extraction_points": [point]})
+
+    def projections(layers: list[int], mode: str) -> ProbeSpec:
+        where = {"tensor_type": "residual_stream", "position": "generated[*]", "probe_kind": "trajectory", "execution_mode": mode}
+        args = {"direction": [1.0] * n_features, "threshold": 1e9, "action": "abort"}
+        points = [
+            {"name": f"p{layer}", "layers": layer, **where, "probe_type": "projection", "probe_args": args}
+            for layer in dict.fromkeys(layers)
+        ]
+        return parse_dict({"version": "1", "extraction_points": points})
 
     middle = [n_layers // 2]
     return {
@@ -77,6 +94,8 @@ def specs(n_layers: int) -> dict[str, ProbeSpec]:
         "one layer at one token": spec(middle, "prompt[-1]"),
         "one layer at every token": spec(middle, "generated[*]"),
         "every layer at every token": spec(list(range(n_layers)), "generated[*]"),
+        INLINE: projections(middle, "inline"),
+        ASYNC: projections([index * n_layers // 8 for index in range(8)], "async"),
     }
 
 
@@ -112,7 +131,10 @@ def measured(engine: HooksEngine, texts: tuple[str, ...], n_tokens: int, n_repea
 
         return run
 
-    ways = {GENERATE: generate, **{name: recording_of(name, spec) for name, spec in specs(engine.facts.n_layers).items()}}
+    ways = {
+        GENERATE: generate,
+        **{name: recording_of(name, spec) for name, spec in specs(engine.facts.n_layers, engine.facts.hidden).items()},
+    }
     said = {name: way() for name, way in ways.items()}  # warms up too
     if wrong := [name for name, rows in said.items() if rows != said[GENERATE]]:
         raise SystemExit(f"other tokens than `generate` has: {', '.join(wrong)}")
@@ -142,7 +164,12 @@ def padded(rows: list[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
 
 
 def check(name: str, recording: Recording, n_records: int) -> None:
-    """Ends the run where something else was recorded than was to be."""
+    """Ends the run where something else was recorded, or judged, than was to be."""
+    if probes := recording.request.watched.probes:
+        verdicts = [sum(result.point == point and result.value is not None for result in recording.verdicts) for point in probes]
+        if recording.failures or set(verdicts) != {n_records} or any(recording.counts(point).n_dropped for point in probes):
+            raise SystemExit(f"{name}: expected {n_records} verdicts of every probe, got {verdicts} and {recording.failures[:1]}")
+        return
     shapes = {key: tuple(tensor.shape) for key, tensor in recording.tensors.items()}
     wrong = [key for key, shape in shapes.items() if shape[0] != n_records]
     if wrong or bool(shapes) == (name == "no point") or any(not bool(tensor.any()) for tensor in recording.tensors.values()):
@@ -152,11 +179,11 @@ def check(name: str, recording: Recording, n_records: int) -> None:
 def page(data: dict[str, Any]) -> str:
     """Returns the table."""
     lines = [
-        "# Recording while a model generates",
+        "# Recording, and asking probes, while a model generates",
         "",
         f"{data['model']}, fp32, one thread of a CPU, {data['n_tokens']} tokens a row, greedy; torch {data['versions']['torch']}, "
         f"transformers {data['versions']['transformers']}. CPU time a step, and its ratio to `generate` of transformers on the same weights "
-        f"(median of {data['repeats']} turns, smallest to largest in brackets). All ways say the same tokens. Written by `benchmarks/observing.py`.",
+        f"(median of {data['repeats']} turns, smallest to largest in brackets). All ways say the same tokens. Probes project the stream on a direction; the time is that of all threads. Written by `benchmarks/observing.py`.",
         "",
         "| residual stream | batch 1: ms | ratio | batch 8: ms | ratio | aim |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -166,7 +193,7 @@ def page(data: dict[str, Any]) -> str:
         for n in ("1", "8"):
             one = data["batches"][n][name]
             cells += [f"{one['cpu_ms_a_step']:.1f}", f"**{one['ratio']:.3f}** ({min(one['ratios']):.2f} … {max(one['ratios']):.2f})"]
-        aim = "" if name == GENERATE else f"{TARGETS[name]}"
+        aim = "" if TARGETS.get(name) is None else f"{TARGETS[name]:.2f}"
         lines.append(f"| {name if name != GENERATE else '`generate`'} | {' | '.join(cells)} | {aim} |")
     return "\n".join(lines) + "\n"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -245,8 +245,29 @@ def _print(recording: Recording, written: Sequence[Path], as_json: bool) -> None
             console.print(
                 f"{point['point']}: {'fired at nothing' if not point['fired'] else 'fired at less than it could'}: {why}", markup=False
             )
+        for line in _of_probe(point, len(recording.generated)):
+            console.print(f"{point['point']}: {line}", markup=False)
         for field, value in point["not_carried_out"].items():
             console.print(f"not carried out: {point['point']}.{field}: {value}", markup=False)
+
+
+def _of_probe(point: Mapping[str, Any], n_requests: int) -> Iterator[str]:
+    """Yields what a probe came to, beside the number of its verdicts: what it ended, what it failed at, what it did not get."""
+    probe = point.get("probe")
+    if probe is None:
+        return
+    if probe["aborted"]:
+        reasons = "; ".join(list(dict.fromkeys(probe["reasons"]))[:MAX_REASONS])
+        yield f"ended {len(probe['aborted'])} of {n_requests} requests{f': {reasons}' if reasons else ''}"
+    failures: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for failure in probe["failures"]:
+        failures.setdefault((failure["call"], failure["what"]), []).append(failure)
+    for (call, what), many in failures.items():
+        times = "once" if len(many) == 1 else f"{len(many)} times"
+        yield f"`{call}` {what.replace('_', ' ')} {times}, first at request {many[0]['request']}: {many[0]['message']}"
+    if dropped := probe["activations"]["dropped"]:
+        counts = ", ".join(f"{n} {why.replace('_', ' ')}" for why, n in dropped.items())
+        yield f"dropped {sum(dropped.values())} of {probe['activations']['fired']} activations ({counts})"
 
 
 def _table(points: Sequence[Mapping[str, Any]]) -> Table:
@@ -257,13 +278,17 @@ def _table(points: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title="tokens that points fired at", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("point", "tensor", "layers", "position"):
         table.add_column(name, overflow="fold")
-    for name in ("eligible", "fired"):
-        table.add_column(name, justify="right", no_wrap=True)
+    has_probes = any("probe" in point for point in points)
+    for name in ("eligible", "fired", *(("probe", "verdicts") if has_probes else ())):
+        table.add_column(name, justify="left" if name == "probe" else "right", no_wrap=name != "probe")
     for point in points:
         texts = [point["point"], point["tensor_type"], ", ".join(map(str, point["layers"])), point["position"]]
-        cells = [Text(text) for text in texts]
-        style = "" if point["fired"] else "bold"
-        table.add_row(*cells, str(point["eligible"]), str(point["fired"]), style=style)
+        cells = [Text(text) for text in texts] + [Text(str(point["eligible"])), Text(str(point["fired"]))]
+        if has_probes:
+            probe = point.get("probe")
+            mode = f" ({probe['execution_mode']})" if probe and probe["execution_mode"] != "inline" else ""
+            cells += [Text(f"{probe['probe_type']}{mode}" if probe else "–"), Text(str(probe["n_verdicts"]) if probe else "–")]
+        table.add_row(*cells, style="" if point["fired"] else "bold")
     return table
 
 

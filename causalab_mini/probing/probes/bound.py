@@ -56,8 +56,8 @@ class Binding:
         found: dict[str, BoundProbe] = {}
         issues: list[Issue] = []
         for point in spec:
+            issues += problems_of_record(point)
             if point.probe_type == RECORD:
-                issues += problems_of_record(point)
                 continue
             try:
                 found[point.name] = self._bound(point, facts)
@@ -143,7 +143,9 @@ class Binding:
 
 
 def problems_of_record(point: ExtractionPoint) -> Iterator[Issue]:
-    """Yields what makes no sense where nothing judges."""
+    """Yields what makes no sense where nothing judges; nothing of a point with a probe."""
+    if point.probe_type != RECORD:
+        return
     if point.probe_args:
         yield _issue(
             point, "probe_args", f"no arguments beside `probe_type: {RECORD}`", quoted(point.probe_kwargs), "take `probe_args` out"

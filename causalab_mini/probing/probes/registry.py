@@ -46,7 +46,7 @@ class Registry:
             for key, value in vars(owner).items():
                 if isinstance(value, SHARED) and not key.startswith("__"):
                     expected = "a class without state that its probes share (make it in `__init__`, or a tuple)"
-                    raise TypeError(f"expected {expected}, got `{probe.__name__}.{key}`, a {type(value).__name__}")
+                    raise TypeError(f"expected {expected}, got `{owner.__name__}.{key}`, a {type(value).__name__}")
         with self._lock:
             known = self._classes.get(name)
             if known is not None and known is not probe and not replace:

@@ -190,6 +190,7 @@ class Recording:
                 "execution_mode": str(point.execution_mode),
                 "n_verdicts": sum(result.point == point.name for result in self.verdicts),
                 "aborted": [number for number, abort in self.aborts.items() if abort.point == point.name],
+                "reasons": [abort.reason for abort in self.aborts.values() if abort.point == point.name and abort.reason],
                 "activations": self.counts(point.name).as_data(),
                 "failures": [
                     {**failure.as_data(), "request": number}
