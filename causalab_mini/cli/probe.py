@@ -280,7 +280,7 @@ def _table(points: Sequence[Mapping[str, Any]]) -> Table:
         table.add_column(name, overflow="fold")
     has_probes = any("probe" in point for point in points)
     for name in ("eligible", "fired", *(("probe", "verdicts") if has_probes else ())):
-        table.add_column(name, justify="left" if name == "probe" else "right", no_wrap=name != "probe")
+        table.add_column(name, justify="left" if name == "probe" else "right", no_wrap=name != "probe", overflow="fold")
     for point in points:
         texts = [point["point"], point["tensor_type"], ", ".join(map(str, point["layers"])), point["position"]]
         cells = [Text(text) for text in texts] + [Text(str(point["eligible"])), Text(str(point["fired"]))]

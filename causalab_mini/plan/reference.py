@@ -98,10 +98,10 @@ that can be differentiated. `weights` writes parameters to files, for another do
 **Attribution.** An `attribute` step estimates, from gradients, what each write of an intervention would do alone to one metric, row by row; where a site has several
 layers, heads or tokens, each of them is a write of its own. `verify_top` runs the largest and puts the exact change beside the estimate.
 
-**Streams.** A `stream` step is an extraction spec inside a document: the model goes on from the rows of one role, unchanged, and every one of its `points` keeps a tensor at the tokens that it
+**Streams.** A `stream` step is an extraction spec inside a document: the model goes on from the rows of one role, unchanged, and every one of its `points` keeps a tensor, or asks a probe, at the tokens that it
 names (`prompt[-1]`, `generated[*]`; a generated token is itself here, one forward later than in the generated frame). `causalab-mini probe` runs the same code and writes the same tensors; what it
-refuses is refused here. A point's name saves its tensors, named `point/component/layer`, (record, feature); `records` is the table of which row and token each record is, and `original.generated` what
-was said. `summary.json` has, under `streams`, at how many tokens each point could fire, at how many it did, and why not at more, row by row.
+refuses is refused here. The name of a point that records saves its tensors, named `point/component/layer`, (record, feature); `records` is the table of which row and token each record is, `verdicts` what probes said,
+and `original.generated` what the model said. `summary.json` has, under `streams`, at how many tokens each point could fire, at how many it did, and why not at more, row by row.
 """
 
 MAX_OPTIONS = 8

@@ -60,9 +60,9 @@ class RecordingFolder:
             for number, (prompt, one) in enumerate(zip(self.request.prompts, recording.generated, strict=True))
         ]
         summary = {"digest": self.request.digest, "points": recording.summary()}
+        records = {RECORDS: bytes(save(tensors, metadata={"digest": self.request.digest})), INDEX: _lines(recording.index(tokenizer))}
         files = {  # all of them before the first is written
-            RECORDS: bytes(save(tensors, metadata={"digest": self.request.digest})),
-            INDEX: _lines(recording.index(tokenizer)),
+            **(records if self.request.recorded else {}),
             **({VERDICTS: _lines(recording.verdict_lines(tokenizer))} if self.request.watched.probes else {}),
             GENERATED: table_bytes(said, ".json"),
             SPEC: to_yaml(self.request.spec).encode(),
