@@ -200,7 +200,7 @@ def test_the_summary_says_of_every_point_how_often_it_fired_and_why_not(folder):
     assert by_name["far"]["requests"][1]["example_id"] == "row 1"
     assert by_name["far"]["requests"][1]["reason"].endswith("and no `prompt[50]`")
     assert by_name["far"]["captured"]["far/block_output/2"] == [0, 64]
-    assert any(warning.startswith("point `far` of `record` recorded nothing: the prompt has ") for warning in summary["warnings"])
+    assert any(warning.startswith("point `far` of `record` fired at nothing: the prompt has ") for warning in summary["warnings"])
     (step,) = record["steps"]
     assert step["n_rows"] == len(RAGGED_PAIRS)
     assert step["n_forwards"] == entry["n_forwards"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -238,6 +238,8 @@ def _print(recording: Recording, written: Sequence[Path], as_json: bool) -> None
     sys.stdout.flush()
     from rich.console import Console
 
+    from causalab_mini.results.summary import probe_lines
+
     console = Console(stderr=True, highlight=False)
     console.print(_table(points))
     for point in points:
@@ -245,29 +247,10 @@ def _print(recording: Recording, written: Sequence[Path], as_json: bool) -> None
             console.print(
                 f"{point['point']}: {'fired at nothing' if not point['fired'] else 'fired at less than it could'}: {why}", markup=False
             )
-        for line in _of_probe(point, len(recording.generated)):
+        for line in probe_lines(point, len(recording.generated)):
             console.print(f"{point['point']}: {line}", markup=False)
         for field, value in point["not_carried_out"].items():
             console.print(f"not carried out: {point['point']}.{field}: {value}", markup=False)
-
-
-def _of_probe(point: Mapping[str, Any], n_requests: int) -> Iterator[str]:
-    """Yields what a probe came to, beside the number of its verdicts: what it ended, what it failed at, what it did not get."""
-    probe = point.get("probe")
-    if probe is None:
-        return
-    if probe["aborted"]:
-        reasons = "; ".join(list(dict.fromkeys(probe["reasons"]))[:MAX_REASONS])
-        yield f"ended {len(probe['aborted'])} of {n_requests} requests{f': {reasons}' if reasons else ''}"
-    failures: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for failure in probe["failures"]:
-        failures.setdefault((failure["call"], failure["what"]), []).append(failure)
-    for (call, what), many in failures.items():
-        times = "once" if len(many) == 1 else f"{len(many)} times"
-        yield f"`{call}` {what.replace('_', ' ')} {times}, first at request {many[0]['request']}: {many[0]['message']}"
-    if dropped := probe["activations"]["dropped"]:
-        counts = ", ".join(f"{n} {why.replace('_', ' ')}" for why, n in dropped.items())
-        yield f"dropped {sum(dropped.values())} of {probe['activations']['fired']} activations ({counts})"
 
 
 def _table(points: Sequence[Mapping[str, Any]]) -> Table:

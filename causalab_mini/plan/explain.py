@@ -8,7 +8,8 @@ from typing import Any
 from causalab_mini.plan import plan as nodes
 from causalab_mini.plan.spec.decoding import SAMPLING, Decode
 from causalab_mini.plan.sweep import show_value
-from causalab_mini.probing.spec import CompiledSelector, ExtractionPoint, compile_point, extraction_point_to_dict
+from causalab_mini.probing.probes import RECORD
+from causalab_mini.probing.spec import CompiledSelector, ExecutionMode, ExtractionPoint, OnTimeout, compile_point, extraction_point_to_dict
 
 MAX_LENGTHS = 3
 """Lengths of prompts, and tokens of a run, that are all shown."""
@@ -108,7 +109,18 @@ def _stream_lines(step: nodes.Stream) -> Iterator[str]:
         layers = "" if not point.layers else str(list(point.layers))
         keys = ("stride", "until", "count", "token")
         given = "".join(f" {key}={value}" for key, value in extraction_point_to_dict(point).items() if key in keys)
-        yield f"        point '{point.name}' of {point.tensor_type}{layers} at {point.position}{given} → {_tokens_of(point, step)}"
+        probe = "" if point.probe_type == RECORD else f"  asks {point.probe_type}{_how(point)}"
+        yield f"        point '{point.name}' of {point.tensor_type}{layers} at {point.position}{given} → {_tokens_of(point, step)}{probe}"
+
+
+def _how(point: ExtractionPoint) -> str:
+    """Returns how a point's probe is asked, where it is not the usual way."""
+    if point.execution_mode is ExecutionMode.ASYNC:
+        return " (async)"
+    policy = point.intervention
+    if policy is None or policy.timeout_ms is None:
+        return ""
+    return f" (waits {policy.timeout_ms} ms, then {'aborts' if policy.on_timeout is OnTimeout.ABORT else 'goes on'})"
 
 
 def _tokens_of(point: ExtractionPoint, step: nodes.Stream) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 from causalab_mini.evidence.intervals import LEVEL, interval, of_fraction
 from causalab_mini.plan import plan as nodes
 
+MAX_REASONS = 3
+
 BINARY_KINDS = ("match", "class_match", "generated_match")
 MORE_IS_BETTER = ("fraction", "probability", "logit")
 """Units of metrics of which the point with most is the best; others have no best point."""
@@ -144,14 +146,36 @@ def summarise_stream(point: str, values: Mapping[str, Any], step: str, results: 
     return {"point": point, "axes": dict(values), "step": step, "n_forwards": results["n_forwards"], "points": results["fired"]}
 
 
-def silent_points(label: str, step: str, results: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what the user is told of a stream's points that recorded nothing."""
+def points_to_tell(label: str, step: str, results: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what the user is told of a stream's points: those that fired at nothing, and what probes came to beside verdicts."""
     where = f"{label}: " if label else ""
     for point in results["fired"]:
         if not point["fired"]:
             reasons = list(dict.fromkeys(line["reason"] for line in point["requests"] if line["reason"]))
             more = f", and {len(reasons) - 1} more reason{'s' if len(reasons) > 2 else ''}" if len(reasons) > 1 else ""
-            yield f"{where}point `{point['point']}` of `{step}` recorded nothing: {reasons[0]}{more}"
+            yield f"{where}point `{point['point']}` of `{step}` fired at nothing: {reasons[0]}{more}"
+        for said in probe_lines(point, len(point["requests"])):
+            yield f"{where}point `{point['point']}` of `{step}` {said}"
+
+
+def probe_lines(point: Mapping[str, Any], n_requests: int) -> Iterator[str]:
+    """Yields what a point's probe came to, beside its verdicts: what it ended, what it failed at, what it did not get."""
+    probe = point.get("probe")
+    if probe is None:
+        return
+    if probe["aborted"]:
+        reasons = "; ".join(list(dict.fromkeys(probe["reasons"]))[:MAX_REASONS])
+        yield f"ended {len(probe['aborted'])} of {n_requests} requests{f': {reasons}' if reasons else ''}"
+    failures: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for failure in probe["failures"]:
+        failures.setdefault((failure["call"], failure["what"]), []).append(failure)
+    for (call, what), many in failures.items():
+        times = "once" if len(many) == 1 else f"{len(many)} times"
+        first = many[0].get("example_id", many[0]["request"])
+        yield f"failed: `{call}` {what.replace('_', ' ')} {times}, first at request {first}: {many[0]['message']}"
+    if dropped := probe["activations"]["dropped"]:
+        counts = ", ".join(f"{n} {why.replace('_', ' ')}" for why, n in dropped.items())
+        yield f"dropped {sum(dropped.values())} of {probe['activations']['fired']} activations ({counts})"
 
 
 def _gate(theta: Any) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from causalab_mini.results.record import make_record
 from causalab_mini.results.store import CHECKPOINTS, DOCUMENT, POINTS, RECORD, SUMMARY, RunFolder
 from causalab_mini.results.summary import (
     best_points,
+    points_to_tell,
     seen_rows,
-    silent_points,
     summarise,
     summarise_attribution,
     summarise_fit,
@@ -125,7 +125,7 @@ class Writer:
                 self.summary.setdefault("attributions", []).append(entry)
             if isinstance(step.node, nodes.Stream):
                 self.summary.setdefault("streams", []).append(summarise_stream(point.label, point.values, name, step.results))
-                self.warnings |= dict.fromkeys(silent_points(point.label, name, step.results))
+                self.warnings |= dict.fromkeys(points_to_tell(point.label, name, step.results))
             for save, suffix in _saves(step.node):
                 parts = [part for part in (point.label, save.intervention, save.file_path) if part]
                 self.folder.write("/".join(parts), self.saved(point, step, save, suffix))

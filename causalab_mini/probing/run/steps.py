@@ -48,6 +48,8 @@ def _results(recording: Recording, step: nodes.Stream, tokenizer: Any) -> dict[s
     records = [{"example_id": step.labels[line["request"]], **line} for line in recording.index(tokenizer)]
     fired = recording.summary()
     for point in fired:
+        for failure in point.get("probe", {}).get("failures", ()):
+            failure["example_id"] = step.labels[failure["request"]]
         point["requests"] = [{"example_id": step.labels[line["request"]], **line} for line in point["requests"]]
     return {
         "points": {
