@@ -1,24 +1,13 @@
 """Sinks: where verdicts, failures and ends go as they come. A sink never holds up a generation for longer than a line takes to write."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import Any, Protocol
 
+from causalab_mini.probing.sinks.base import Counted, EventKind, Sink
+from causalab_mini.probing.sinks.fan_out import Sinks
+from causalab_mini.probing.sinks.ndjson import NdjsonSink
+from causalab_mini.probing.sinks.redaction import Redacting
 
-class Sink(Protocol):
-    """Takes events: `{"event": "result" | "failure" | "activation" | "end", "time": …, "request": …, …}`, JSON data each.
+__all__ = ["KINDS", "Counted", "EventKind", "NdjsonSink", "Redacting", "Sink", "Sinks"]
 
-    Attributes:
-        wants_activations: whether it takes events of activations, too.
-    """
-
-    wants_activations: bool
-
-    def put(self, event: Mapping[str, Any]) -> None:
-        """Takes an event, from any thread; never raises, and counts what it could not keep."""
-        ...
-
-    def close(self, timeout_s: float) -> None:
-        """Hands over what is still waiting, within a limit, and lets go of files and connections."""
-        ...
+KINDS: Mapping[str, type[NdjsonSink]] = {"ndjson": NdjsonSink}
+"""The kinds of sinks that have a place of their own, by the word for it."""
