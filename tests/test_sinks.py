@@ -3,13 +3,18 @@
 import copy
 import errno
 import json
+import logging
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections import Counter
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from causalab_mini.errors import UsageError
-from causalab_mini.probing.sinks import EventKind, NdjsonSink, Redacting, Sinks, fan_out
+from causalab_mini.probing.sinks import KINDS, EventKind, NdjsonSink, Redacting, Sinks, WebhookSink, fan_out
 
 pytestmark = pytest.mark.plain
 
@@ -403,6 +408,542 @@ def test_an_event_after_the_close_is_written_and_the_file_let_go(tmp_path):
     assert sink._handle is None
 
 
+# webhook
+
+
+class Receiver(ThreadingHTTPServer):
+    """Answers each POST with what its script says next, the last entry for ever: a status, (status, headers), "hang" or "cut"."""
+
+    daemon_threads = True
+
+    def __init__(self, *script):
+        self.script = list(script or [200])
+        self.released = threading.Event()
+        self.asked = threading.Semaphore(0)
+        self.lock = threading.Lock()
+        self.requests = []
+        super().__init__(("127.0.0.1", 0), Answering)
+        self.url = f"http://127.0.0.1:{self.server_port}/hook"
+
+    def handle_error(self, *_):
+        pass
+
+    @property
+    def received(self):
+        """The numbers of all events that came with a request that was answered with 200."""
+        return [number for request in self.requests if request["step"] == 200 for number in request["numbers"]]
+
+
+class Answering(BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server = self.server
+        with server.lock:
+            step = server.script.pop(0) if len(server.script) > 1 else server.script[0]
+            step = step() if callable(step) else step
+            request = {"path": self.path, "headers": self.headers, "body": body, "numbers": numbers(body["events"]), "step": step}
+            server.requests.append(request)
+        server.asked.release()
+        if step == "hang":
+            server.released.wait(LONG)
+        if step in ("hang", "cut"):
+            self.close_connection = True
+            return
+        status, headers = step if isinstance(step, tuple) else (step, {})
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"ok")
+
+
+@pytest.fixture
+def receiver():
+    """Returns a function that starts a receiver with a script."""
+    servers = []
+
+    def start(*script):
+        server = Receiver(*script)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        servers.append((server, thread))
+        return server
+
+    yield start
+    for server, thread in servers:
+        server.released.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def webhook(tmp_path):
+    """Returns a function that makes a sink with short waits; its thread is gone when the test is."""
+    sinks = []
+
+    def make(url, **options):
+        sink = WebhookSink(url, tmp_path / "dead.ndjson", **{"backoff_s": 0.001, "timeout_s": LONG, **options})
+        sinks.append(sink)
+        return sink
+
+    yield make
+    for sink in sinks:
+        sink.close(0)
+
+
+def letters(sink):
+    return lines(sink._dead_letters.path)
+
+
+def assert_conserved(sink):
+    """Asserts that every event has one fate, and that the file has the letters that are counted."""
+    data = sink.as_data()
+    assert data["n_put"] == data["n_delivered"] + data["n_dead"]
+    assert (data["n_waiting"], data["n_lost"]) == (0, 0)
+    assert len(letters(sink)) == data["n_dead"]
+    return data
+
+
+def closed_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def test_events_are_delivered_in_order_in_batches(receiver, webhook):
+    server = receiver(200, "hang", 204)
+    sink = webhook(server.url + "?a=b", batch=10, token="s3cret-token", headers={"X-Team": "blue"})
+    sink.put(event(0, value=math.nan))
+    server.asked.acquire()
+    sink.put(event(1))
+    server.asked.acquire()  # hangs until all others wait
+    for number in range(2, 25):
+        sink.put(event(number))
+    server.released.set()
+    sink.close(LONG)
+    assert [request["numbers"] for request in server.requests] == [[0], [1], [1], [*range(2, 12)], [*range(12, 22)], [*range(22, 25)]]
+    first = server.requests[0]
+    assert first["body"] == {"events": [event(0, value=None)]}
+    assert first["path"] == "/hook?a=b"
+    assert {name: first["headers"][name] for name in ("Authorization", "X-Team", "Content-Type")} == {
+        "Authorization": "Bearer s3cret-token",
+        "X-Team": "blue",
+        "Content-Type": "application/json",
+    }
+    keys = [request["headers"]["Idempotency-Key"] for request in server.requests]
+    assert keys[1] == keys[2]
+    assert len({*keys}) == 5
+    assert assert_conserved(sink)["n_delivered"] == 25
+
+
+@pytest.mark.parametrize("bad", [500, 503, 429, (429, {"Retry-After": "0"}), (503, {"Retry-After": "soon"}), "cut"])
+def test_what_may_pass_is_tried_again_under_the_same_key(receiver, webhook, bad):
+    server = receiver(bad, bad, 200)
+    sink = webhook(server.url)
+    sink.put(event(0))
+    sink.close(LONG)
+    assert [request["numbers"] for request in server.requests] == [[0]] * 3
+    assert len({request["headers"]["Idempotency-Key"] for request in server.requests}) == 1
+    data = assert_conserved(sink)
+    assert (data["n_delivered"], data["n_retries"]) == (1, 2)
+
+
+def test_a_server_that_is_too_slow_is_tried_again(receiver, webhook):
+    server = receiver("hang", 200)
+    sink = webhook(server.url, timeout_s=0.1)
+    sink.put(event(0))
+    sink.close(LONG)
+    data = assert_conserved(sink)
+    assert (data["n_delivered"], data["n_retries"], data["error"]) == (1, 1, "ReadTimeout: timed out")
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 408, 413, 302, 304])
+def test_other_answers_are_final(receiver, webhook, status):
+    server = receiver((status, {"Location": "/elsewhere"}))
+    sink = webhook(server.url)
+    sink.put(event(0, text="kept"))
+    sink.close(LONG)
+    assert len(server.requests) == 1
+    (letter,) = letters(sink)
+    assert letter.pop("time")
+    assert letter == {
+        "url": f"http://127.0.0.1:{server.server_port}/…",
+        "idempotency_key": server.requests[0]["headers"]["Idempotency-Key"],
+        "tries": 1,
+        "status": status,
+        "error": f"HTTP {status}",
+        "event": event(0, text="kept"),
+    }
+    assert_conserved(sink)
+
+
+def test_a_batch_that_fails_to_the_end_is_a_dead_letter_and_the_next_goes_on(receiver, webhook):
+    server = receiver(500, 500, 500, 200)
+    sink = webhook(server.url, n_tries=3, batch=1)
+    sink.put(event(0))
+    sink.put(event(1))
+    sink.close(LONG)
+    assert [(letter["event"]["number"], letter["tries"], letter["status"]) for letter in letters(sink)] == [(0, 3, 500)]
+    assert server.received == [1]
+    assert_conserved(sink)
+
+
+def test_a_refused_connection_is_said_in_the_dead_letter(webhook):
+    sink = webhook(f"http://127.0.0.1:{closed_port()}", n_tries=2)
+    sink.put(event(0))
+    sink.close(LONG)
+    (letter,) = letters(sink)
+    assert (letter["tries"], letter["status"]) == (2, None)
+    assert letter["error"].startswith("ConnectError: ")
+    assert "refused" in letter["error"]
+    assert_conserved(sink)
+
+
+@pytest.mark.parametrize(
+    ("asked", "least", "most"),
+    [
+        ("7", 7, 7),
+        (lambda: format_datetime(datetime.now(UTC) + timedelta(seconds=120), usegmt=True), 60, 120),
+        (lambda: format_datetime(datetime.now(UTC) - timedelta(days=1), usegmt=True), 0.005, 0.015),
+        ("9" * 500, 300, 300),
+        ("-5", 0.005, 0.015),
+        ("1e3", 0.005, 0.015),
+        ("Mon, 99 Foo 2026", 0.005, 0.015),
+        ("", 0.005, 0.015),
+    ],
+)
+def test_a_server_says_how_long_it_wants_to_be_left_alone(receiver, webhook, asked, least, most):
+    server = receiver(lambda: (429, {"Retry-After": asked() if callable(asked) else asked}), 200)
+    sink = webhook(server.url, backoff_s=0.01)
+    waits = []
+    sink._pause = lambda seconds: waits.append(seconds) or True
+    sink.put(event(0))
+    sink.close(LONG)
+    (wait,) = waits
+    assert least <= wait <= most
+    assert assert_conserved(sink)["n_delivered"] == 1
+
+
+def test_waits_double_with_some_chance_up_to_a_limit(receiver, webhook):
+    server = receiver(500)
+    sink = webhook(server.url, backoff_s=1.0, n_tries=40)
+    waits = []
+    sink._pause = lambda seconds: waits.append(seconds) or True
+    sink.put(event(0))
+    sink.close(LONG)
+    assert len(waits) == 39
+    assert all(0.5 <= wait / min(2.0**n, 60) <= 1.5 for n, wait in enumerate(waits))
+    assert len({*waits}) == 39
+
+
+def test_what_a_full_queue_can_not_take_is_a_dead_letter(receiver, webhook):
+    server = receiver("hang", 200)
+    sink = webhook(server.url, queue=3)
+    sink.put(event(0))
+    server.asked.acquire()
+    for number in range(1, 6):
+        sink.put(event(number))
+    assert sink.as_data()["n_waiting"] == 4
+    server.released.set()
+    sink.close(LONG)
+    assert [(letter["event"]["number"], letter["error"], letter["idempotency_key"]) for letter in letters(sink)] == [
+        (4, "queue full", None),
+        (5, "queue full", None),
+    ]
+    assert server.received == [0, 1, 2, 3]
+    assert_conserved(sink)
+
+
+def test_a_queue_is_full_by_bytes_too(receiver, webhook, monkeypatch):
+    monkeypatch.setattr("causalab_mini.probing.sinks.webhook.MAX_QUEUE_BYTES", 2000)
+    monkeypatch.setattr("causalab_mini.probing.sinks.webhook.MAX_BATCH_BYTES", 500)
+    server = receiver("hang", 200)
+    sink = webhook(server.url)
+    sink.put(event(0))
+    server.asked.acquire()
+    sink.put(event(1, text="x" * 1500))
+    sink.put(event(2, text="x" * 1500))
+    sink.put(event(3))
+    server.released.set()
+    sink.close(LONG)
+    assert [request["numbers"] for request in server.requests] == [[0], [0], [1], [3]]
+    assert numbers(letter["event"] for letter in letters(sink)) == [2]
+    assert_conserved(sink)
+
+
+def test_what_is_no_json_is_a_dead_letter_without_its_event(receiver, webhook):
+    server = receiver()
+    sink = webhook(server.url)
+    sink.put(event(0, value=object()))
+    sink.close(LONG)
+    assert [(letter["event"], letter["error"]) for letter in letters(sink)] == [(None, "no JSON data")]
+    assert server.requests == []
+    assert_conserved(sink)
+
+
+def test_a_close_does_not_wait_for_a_server_that_hangs(receiver, webhook):
+    server = receiver("hang")
+    sink = webhook(server.url, batch=2)
+    sink.put(event(0))
+    server.asked.acquire()
+    for number in range(1, 5):
+        sink.put(event(number))
+    sink.close(0.05)
+    found = letters(sink)
+    assert numbers(letter["event"] for letter in found) == [0, 1, 2, 3, 4]
+    assert [letter["tries"] for letter in found] == [1, 0, 0, 0, 0]
+    assert {letter["error"] for letter in found} == {"closed"}
+    before = assert_conserved(sink)
+    server.released.set()
+    sink._thread.join()
+    assert assert_conserved(sink) == before
+    assert len(server.requests) == 1
+
+
+def test_a_close_does_not_wait_for_a_retry_that_is_too_far_away(receiver, webhook):
+    server = receiver((503, {"Retry-After": "200"}))
+    sink = webhook(server.url, batch=1)
+    reached = threading.Event()
+    pause = sink._pause
+    sink._pause = lambda seconds: reached.set() or pause(seconds)
+    sink.put(event(0))
+    sink.put(event(1))
+    reached.wait()
+    sink.close(100)
+    assert [(letter["event"]["number"], letter["tries"], letter["status"], letter["error"]) for letter in letters(sink)] == [
+        (0, 1, 503, "closed; HTTP 503"),
+        (1, 1, 503, "closed; HTTP 503"),
+    ]
+    assert_conserved(sink)
+
+
+def test_a_close_ends_after_the_dead_letters_that_are_being_written(webhook):
+    sink = webhook(f"http://127.0.0.1:{closed_port()}", n_tries=1)
+    is_writing, may_write = threading.Event(), threading.Event()
+    write = sink._dead_letters.write_line
+    sink._dead_letters.write_line = lambda line: is_writing.set() or (may_write.wait(LONG) and write(line))
+    sink.put(event(0))
+    is_writing.wait()
+    closer = threading.Thread(target=sink.close, args=(0,))
+    closer.start()
+    closer.join(0.05)
+    assert closer.is_alive()
+    may_write.set()
+    closer.join()
+    assert assert_conserved(sink)["n_dead"] == 1
+
+
+def test_an_event_after_the_close_is_a_dead_letter(receiver, webhook):
+    server = receiver()
+    sink = webhook(server.url)
+    sink.put(event(0))
+    sink.close(LONG)
+    sink.close(LONG)
+    sink.put(event(1))
+    assert [(letter["event"]["number"], letter["error"]) for letter in letters(sink)] == [(1, "closed")]
+    assert assert_conserved(sink)["n_delivered"] == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_delivered_and_dead_are_all_that_was_put_whatever_happens(receiver, webhook, seed):
+    import random
+
+    choice = random.Random(seed)
+    weights = [[6, 1, 1, 1, 0], [1, 3, 1, 3, 0], [2, 1, 2, 1, 0], [40, 1, 1, 1, 1]][seed]
+    server = receiver(lambda: choice.choices([200, 500, 400, "cut", "hang"], weights)[0])
+    sink = webhook(server.url, batch=7, queue=[10_000, 50, 10_000, 200][seed], n_tries=3)
+    n_threads, n_each = 6, 80
+    half = threading.Barrier(n_threads + 1)
+
+    def work(thread):
+        for number in range(n_each):
+            if number == n_each // 2:
+                half.wait()
+            sink.put(event(thread * n_each + number))
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(n_threads)]
+    for thread in threads:
+        thread.start()
+    half.wait()
+    closers = [threading.Thread(target=sink.close, args=([LONG, 0.02, 0, 0.05][seed],)) for _ in range(2)]
+    for thread in closers:
+        thread.start()
+    for thread in [*closers, *threads]:
+        thread.join()
+    data = assert_conserved(sink)
+    assert data["n_put"] == n_threads * n_each
+    dead = numbers(letter["event"] for letter in letters(sink))
+    assert len({*dead}) == len(dead)
+    delivered = {*range(n_threads * n_each)} - {*dead}
+    assert len(delivered) == data["n_delivered"]
+    assert delivered <= {*server.received}
+
+
+def test_what_not_even_the_dead_letters_can_take_is_counted(webhook, monkeypatch):
+    sink = webhook(f"http://127.0.0.1:{closed_port()}", n_tries=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda *_: 0)
+        sink.put(event(0))
+        sink.close(LONG)
+    data = sink.as_data()
+    assert (data["n_put"], data["n_delivered"], data["n_dead"], data["n_lost"]) == (1, 0, 0, 1)
+    assert data["dead_letters"]["n_failed"] == 1
+
+
+NEVER_CLOSED = """
+import sys
+from causalab_mini.probing.sinks import WebhookSink
+sink = WebhookSink(sys.argv[1], sys.argv[2], backoff_s=30.0)
+for number in range(5):
+    sink.put({"event": "result", "number": number})
+"""
+
+FORKED_WEBHOOK = """
+import os, sys
+from causalab_mini.probing.sinks import WebhookSink
+sink = WebhookSink(sys.argv[1], sys.argv[2], backoff_s=30.0)
+for number in range(4):
+    sink.put({"event": "result", "number": number})
+if not (child := os.fork()):
+    sink.put({"event": "result", "number": 4})
+    sink.close()
+    data = sink.as_data()
+    assert (data["n_put"], data["n_dead"], data["n_waiting"]) == (1, 1, 0)
+    sys.exit()
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.parametrize("code", [NEVER_CLOSED, FORKED_WEBHOOK])
+def test_a_sink_that_nobody_closes_leaves_its_dead_letters_once(tmp_path, code):
+    if code == FORKED_WEBHOOK:
+        code = "import warnings; warnings.simplefilter('ignore', DeprecationWarning)" + code  # Python warns of a fork beside threads
+    finish(python(code, f"http://127.0.0.1:{closed_port()}", tmp_path / "dead.ndjson"))
+    assert sorted(numbers(letter["event"] for letter in lines(tmp_path / "dead.ndjson"))) == [0, 1, 2, 3, 4]
+
+
+def test_secrets_are_said_nowhere(receiver, webhook, caplog):
+    caplog.set_level(logging.DEBUG)
+    server = receiver(400)
+    origin = f"http://127.0.0.1:{server.server_port}"
+    for url in (f"{origin}/services/hunter2?key=hunter2", f"http://127.0.0.1:{closed_port()}/hunter2"):
+        sink = webhook(url, token="hunter2", headers={"X-Key": "hunter2"}, n_tries=1)
+        sink.put(event(0))
+        sink.close(LONG)
+        said = [repr(sink), str(Sinks([sink])), json.dumps(sink.as_data()), repr(sink._endpoint), json.dumps(letters(sink)), caplog.text]
+        assert all("hunter2" not in text for text in said)
+    assert server.requests[0]["path"] == "/services/hunter2?key=hunter2"
+    assert origin in caplog.text
+
+
+def test_an_error_that_says_a_secret_is_scrubbed(webhook):
+    sink = webhook("http://127.0.0.1:1/hunter2?key=other2", token="token2", headers={"X-Key": "header2"})
+
+    def failing(*_, **__):
+        raise RuntimeError("/hunter2?key=other2 key=other2 Bearer token2 token2 header2")
+
+    sink._client.stream = failing
+    sink.put(event(0))
+    sink.close(LONG)
+    assert [(letter["error"], letter["tries"]) for letter in letters(sink)] == [("RuntimeError: " + " ".join(["[redacted]"] * 5), 1)]
+    assert_conserved(sink)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "said"),
+    [
+        ("ftp://host/hunter2", {}, "url: expected an http or https URL, got one of another scheme"),
+        ("hunter2", {}, "url: expected an http or https URL, got one of another scheme"),
+        ("file:///hunter2", {}, "url: expected an http or https URL, got one of another scheme"),
+        ("http:///hunter2", {}, "url: expected an http or https URL, got one without a host"),
+        ("http://[1:hunter2]/", {}, "url: expected an http or https URL, got no URL"),
+        ("http://host:hunter2/", {}, "url: expected an http or https URL, got no URL"),
+        ("http://xn--/hunter2", {}, "url: expected an http or https URL, got no URL"),
+        (None, {}, "url: expected an http or https URL, got no URL"),
+        ("https://me:hunter2@host/", {}, "url: expected a URL without user and password, got one with them"),
+        ("https://hunter2@host/", {}, "url: expected a URL without user and password, got one with them"),
+        ("http://host", {"token": "hunter2\n"}, "token: expected values of printable ASCII characters, got another in `Authorization`"),
+        ("http://host", {"headers": {"X": "hünter2"}}, "headers: expected values of printable ASCII characters, got another in `X`"),
+        ("http://host", {"headers": {"a b": "hunter2"}}, "headers: expected names of headers, got `a b`"),
+        ("http://host", {"headers": {"content-length": "1"}}, "headers: expected headers other than `Content-Length`"),
+        ("http://host", {"token": "hunter2", "headers": {"authorization": "x"}}, "token: expected a token or an `Authorization` header"),
+        ("http://host", {"batch": 0, "n_tries": 0}, "batch: expected a number from 1, got `0`\nerror: n_tries: expected a number from 1"),
+        ("http://host", {"timeout_s": math.nan}, "timeout_s: expected a number from 0.001, got `nan`"),
+    ],
+)
+def test_what_can_not_be_delivered_to_is_refused_without_its_secrets(tmp_path, url, options, said):
+    n_threads = threading.active_count()
+    with pytest.raises(UsageError) as raised:
+        WebhookSink(url, tmp_path / "dead.ndjson", **options)
+    assert said in raised.value.text()
+    assert "hunter2" not in raised.value.text()
+    assert (threading.active_count(), list(tmp_path.iterdir())) == (n_threads, [])
+
+
+def test_dead_letters_that_can_not_be_written_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="dead_letters: expected a file that can be appended to"):
+        WebhookSink("http://127.0.0.1:1", tmp_path / "none" / "dead.ndjson")
+
+
+def test_without_httpx_the_package_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(UsageError) as raised:
+        WebhookSink("http://127.0.0.1:1", tmp_path / "dead.ndjson")
+    assert raised.value.text() == (
+        "error: url: expected httpx, to deliver to a webhook, got no such package\nhint: pip install 'causalab-mini[serve]'"
+    )
+
+
+def test_no_proxy_stands_between_us_and_this_machine(receiver, webhook, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{closed_port()}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    sink = webhook(receiver().url)
+    sink.put(event(0))
+    sink.close(LONG)
+    assert assert_conserved(sink)["n_delivered"] == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "is_loopback"),
+    [
+        ("https://example.com/x", False),
+        ("https://localhost:8443", True),
+        ("http://a.localhost./", True),
+        ("http://127.9.9.9", True),
+        ("http://[::1]:1/", True),
+        ("http://[::ffff:127.0.0.1]/", True),
+        ("http://0.0.0.0/", True),
+        ("http://localhost.example.com", False),
+        ("http://10.0.0.1", False),
+    ],
+)
+def test_certificates_are_verified_and_the_environment_is_for_other_machines(webhook, monkeypatch, url, is_loopback):
+    import ssl
+
+    import httpx
+
+    made = []
+    client = httpx.Client
+    monkeypatch.setattr(httpx, "Client", lambda **options: made.append(options) or client(**options))
+    webhook(url)
+    (options,) = made
+    assert options["trust_env"] is not is_loopback
+    assert (options["verify"].verify_mode, options["verify"].check_hostname) == (ssl.CERT_REQUIRED, True)
+
+
+@pytest.mark.parametrize(("name", "value"), [("SSL_CERT_FILE", "/none"), ("https_proxy", "gopher://127.0.0.1")])
+def test_an_environment_that_can_not_be_used_is_refused(tmp_path, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="url: expected an environment whose proxies and certificates can be used, got "):
+        WebhookSink("https://example.com", tmp_path / "dead.ndjson")
+
+
 # redaction
 
 
@@ -498,6 +1039,15 @@ def test_keys_that_mean_nothing_are_refused(keys):
         Redacting(Kept(), keys)
 
 
+def test_dead_letters_are_redacted_too(webhook):
+    sink = webhook(f"http://127.0.0.1:{closed_port()}", n_tries=1)
+    redacting = Redacting(sink, ["text"])
+    redacting.put(event(0, value={"text": "private"}))
+    redacting.close(LONG)
+    assert letters(sink)[0]["event"] == event(0, value={"text": "[redacted]"})
+    assert redacting.as_data()["redacted"] == ["text"]
+
+
 # fan-out
 
 
@@ -550,6 +1100,14 @@ def test_a_sink_that_never_closes_is_left_behind(monkeypatch):
         "raised": "TimeoutError: close did not end within its limit",
     }
     released.set()
+
+
+def test_kinds_take_activations_only_when_told(tmp_path, receiver):
+    assert {*KINDS} == {"ndjson", "webhook"}
+    for sink in (NdjsonSink(tmp_path / "a"), WebhookSink(receiver().url, tmp_path / "b")):
+        assert not sink.wants_activations
+        assert sink.as_data()["kind"] in KINDS
+        sink.close(LONG)
 
 
 def test_sinks_load_neither_torch_nor_httpx():
