@@ -474,3 +474,51 @@ def test_a_stream_step_asks_probes_and_saves_what_they_say(engines, tmp_path):
     assert all("example_id" in line for line in found["verdicts"])
     with pytest.raises(PlanError, match=r"steps\.record\.points\[0\]\.probe_args\.most"):
         build_request(document(point("norm", probe_args={"most": 0.5})), tmp_path / "data", engine)
+
+
+# Where verdicts go
+
+
+def test_verdicts_go_to_a_file_as_they_come(command, tmp_path):
+    spec, file = ROOT / "documents" / "specs" / "fixed_window.yaml", tmp_path / "said.ndjson"
+    sent = ("--ndjson", file, "--redact", "token_id", "--send-activations")
+    done = command("probe", spec, *ASKED, "--ignore-eos", *sent, "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    events = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    verdicts = json.loads((tmp_path / "out" / "verdicts.json").read_text(encoding="utf-8"))
+    results = sorted(
+        (event["request"], event["point"], event["position"], event["component"]) for event in events if event["event"] == "result"
+    )
+    assert results == sorted((str(line["request"]), line["point"], line["position"], line["component"]) for line in verdicts)
+    activations = [event for event in events if event["event"] == "activation"]
+    assert len(activations) == len(results)
+    norms = {
+        (event["request"], event["point"], event["position"], event["component"]): torch.tensor(event["activation"]).norm()
+        for event in activations
+    }
+    for event in events:
+        if event["event"] == "result":
+            key = (event["request"], event["point"], event["position"], event["component"])
+            assert event["value"] == pytest.approx(float(norms[key]), rel=1e-5)
+            assert event["token_id"] == "[redacted]"
+    ends = [event for event in events if event["event"] == "end"]
+    assert [(event["request"], event["ended"], event["n_generated"]) for event in ends] == [("0", "length", 8), ("1", "length", 8)]
+    (told,) = json.loads((tmp_path / "out" / "run.json").read_text(encoding="utf-8"))["sinks"]
+    assert told["n_written"] == len(events)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (("--redact", "token"), "--redact"),
+        (("--dead-letters", "x"), "--dead-letters"),
+        (("--send-activations",), "--send-activations"),
+        (("--ndjson", "no/such/folder/x.ndjson"), "a file that can be appended to"),
+        (("--webhook", "ftp://x"), "http"),
+    ],
+)
+def test_sinks_that_can_not_be_are_refused_before_anything_runs(command, tmp_path, wrong, named, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused = command("probe", ROOT / "documents" / "specs" / "offset.yaml", *ASKED, *wrong, "--out", tmp_path / "no")
+    assert (refused.code, named in refused.err) == (2, True), refused.err
+    assert not (tmp_path / "no").exists()

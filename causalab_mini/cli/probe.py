@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from causalab_mini.cli import options, watching
+from causalab_mini.cli import options, sinks, watching
 from causalab_mini.errors import CausalabError, Problem, UsageError, quoted
 
 if TYPE_CHECKING:
@@ -62,6 +62,13 @@ def probe(
     probe_args: watching.Defaults = None,
     probe_timeout: watching.ProbeTimeout = 30.0,
     probe_drain: watching.ProbeDrain = 10.0,
+    ndjson: sinks.Ndjson = None,
+    ndjson_bytes: sinks.NdjsonBytes = None,
+    webhook: sinks.Webhook = None,
+    webhook_token_env: sinks.WebhookTokenEnv = None,
+    dead_letters: sinks.DeadLetters = None,
+    redact: sinks.Redact = None,
+    send_activations: sinks.Activations = False,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Prompts that are run together.")] = 8,
     revision: options.Revision = None,
     dtype: Annotated[str, typer.Option("--dtype", help="What the weights are loaded as: `fp32`, `bf16` or `fp16`.")] = "fp32",
@@ -101,12 +108,16 @@ def probe(
     given = {"spec": str(spec), "batch_size": batch_size, "device_map": device_map, "only_records": only_records, **source}
     if watched.probes:
         given |= {"probes": list(map(str, probes or ())), "probe_timeout": probe_timeout, "probe_drain": probe_drain}
+    told = sinks.opened(ndjson, ndjson_bytes, webhook, webhook_token_env, dead_letters, redact, send_activations)
     folder = RecordingFolder(out, request, given)
     folder.begin()
     try:
-        routing = Routing(limits=watching.limits(probe_timeout, probe_drain))
-        recording = _recorded(engine, request, batch_size, as_json, routing)
-        written = folder.end(recording, engine.tokenizer)
+        routing = Routing(limits=watching.limits(probe_timeout, probe_drain), sinks=tuple(told))
+        try:
+            recording = _recorded(engine, request, batch_size, as_json, routing)
+        finally:
+            told.close(sinks.CLOSING_S)
+        written = folder.end(recording, engine.tokenizer, told.as_data())
     except KeyboardInterrupt:
         folder.record("interrupted", engine.describe())
         raise
@@ -117,6 +128,7 @@ def probe(
         folder.record("failed", {**engine.describe(), "error": {"errors": [{"code": "bug", "got": repr(error)}]}})
         raise
     _print(recording, written, as_json)
+    sinks.warn(told)
 
 
 def _read(spec: Path) -> ProbeSpec:

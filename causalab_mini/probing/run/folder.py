@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,8 @@ class RecordingFolder:
         """Writes that the run has begun."""
         self.record("running")
 
-    def end(self, recording: Recording, tokenizer: Any) -> list[Path]:
-        """Writes a recording, and returns the files."""
+    def end(self, recording: Recording, tokenizer: Any, sinks: Sequence[Mapping[str, Any]] = ()) -> list[Path]:
+        """Writes a recording, and returns the files; `sinks` is what the record says of where verdicts went."""
         from safetensors.torch import save
 
         tensors = {name: tensor.contiguous() for name, tensor in recording.tensors.items()}
@@ -70,7 +70,8 @@ class RecordingFolder:
         for name, data in files.items():
             self.folder.write(name, data)
         self.folder.write_json(SUMMARY, summary)
-        self.record("finished", {**recording.engine, "n_forwards": recording.n_forwards})
+        told = {"sinks": list(sinks)} if sinks else {}
+        self.record("finished", {**recording.engine, "n_forwards": recording.n_forwards, **told})
         return sorted(self.folder.written, key=lambda path: path.name)
 
     def record(self, status: str, more: Mapping[str, Any] | None = None) -> None:

@@ -146,7 +146,7 @@ def observe(
 def _add_batch(engine: BaseEngine, request: Request, rows: Sequence[int], router: Router, parts: Parts) -> None:
     """Generates some rows of a request together, and adds what that leaves."""
     stream = Stream(engine, request.watched, request.recorded, raises=True)
-    watches = {row: router.open(str(row), request.prompts[row].n_tokens) for row in rows} if router.routed else {}
+    watches = {row: router.open(str(row), request.prompts[row].n_tokens) for row in rows} if router.routed or router.sinks else {}
     outcomes: dict[int, Outcome] = {}
     ended: list[Ended] = []
     try:
