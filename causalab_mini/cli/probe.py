@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,12 +18,8 @@ if TYPE_CHECKING:
 
     from causalab_mini.data.prompts import Prompt
     from causalab_mini.engine.engines.base import BaseEngine
-    from causalab_mini.plan.spec import ModelSpec
-    from causalab_mini.probing.probes import Binding
     from causalab_mini.probing.run import Recording, Request, Routing, Watched
-    from causalab_mini.probing.spec import ProbeSpec
 
-ATTENTION = ("auto", "eager", "sdpa")
 MAX_REASONS = 3
 
 
@@ -99,11 +94,11 @@ def probe(
         "stop": stop or [],
         "ignore_eos": ignore_eos,
     }
-    points = _read(spec)
-    named = _model(model, revision, dtype, attention)
+    points = watching.read_spec(spec)
+    named = watching.model_of(model, revision, dtype, attention)
     _refuse_unless_one(prompt, data, field, data_root)
     binding = watching.binding(probes, probe_args, spec.parent)
-    engine, watched = _opened(spec, points, named, device_map, trust_remote_code, binding, only_records)
+    engine, watched = watching.opened(spec, points, named, device_map, trust_remote_code, binding, only_records)
     request, source = _request(engine, watched, prompt, data, field, data_root, how, keep_activations)
     given = {"spec": str(spec), "batch_size": batch_size, "device_map": device_map, "only_records": only_records, **source}
     if watched.probes:
@@ -131,40 +126,6 @@ def probe(
     sinks.warn(told)
 
 
-def _read(spec: Path) -> ProbeSpec:
-    """Returns the spec of a file, and passes on what it says of older names."""
-    import warnings
-
-    from causalab_mini.probing.spec import load_yaml_file
-
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always", DeprecationWarning)
-        found = load_yaml_file(spec)
-    for warning in said:
-        print(f"warning: {warning.message}", file=sys.stderr)
-    return found
-
-
-def _model(key: str, revision: str | None, dtype: str, attention: str) -> ModelSpec:
-    from pydantic import ValidationError
-
-    from causalab_mini.plan.problems import problems_of
-    from causalab_mini.plan.spec import ModelSpec
-
-    options.choice("--attention", attention, ATTENTION)
-    given = {
-        "key": key,
-        "revision": revision,
-        "dtype": options.choice("--dtype", dtype, ("fp32", "bf16", "fp16")),
-        "attn_implementation": None if attention == "auto" else attention,
-    }
-    try:
-        return ModelSpec.model_validate({name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        found = problems_of(error, ModelSpec)
-        raise UsageError(replace(one, path="--model" if one.path == "key" else f"--{one.path}") for one in found) from None
-
-
 def _refuse_unless_one(prompt: list[str] | None, data: str | None, field: str | None, data_root: Path | None) -> None:
     """Refuses anything but one of the two ways to give prompts."""
     if (data is None) == (not prompt):
@@ -174,17 +135,6 @@ def _refuse_unless_one(prompt: list[str] | None, data: str | None, field: str | 
     for name, value in (("--field", field), ("--data-root", data_root)):
         if data is None and value is not None:
             raise UsageError(Problem(name, f"`--data REF` beside `{name}`", quoted(str(value)), code="usage"))
-
-
-def _opened(
-    file: Path, points: ProbeSpec, model: ModelSpec, device_map: str, trust_remote_code: bool, binding: Binding, only_records: bool
-) -> tuple[BaseEngine, Watched]:
-    """Returns the checkpoint without weights, and what is watched of it."""
-    from causalab_mini.engine.engines.hooks import HooksEngine
-    from causalab_mini.probing.run import watch
-
-    engine = HooksEngine.load(model, device_map=device_map, trust_remote_code=trust_remote_code)
-    return engine, watch(points, engine.facts, engine.tokenizer, binding, only_records=only_records, file=str(file))
 
 
 def _request(

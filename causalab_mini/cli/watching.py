@@ -1,20 +1,28 @@
-"""What verbs that run probes have in common: where probes are from, what they are given, and where their verdicts go."""
+"""What verbs that run probes have in common: the spec and the checkpoint, where probes are from, and what they are given."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from causalab_mini.cli import options
 from causalab_mini.errors import Problem, UsageError, quoted
 
 if TYPE_CHECKING:
+    from causalab_mini.engine.engines.base import BaseEngine
+    from causalab_mini.plan.spec import ModelSpec
     from causalab_mini.probing.probes import Binding
     from causalab_mini.probing.router import Limits
+    from causalab_mini.probing.run import Watched
+    from causalab_mini.probing.spec import ProbeSpec
+
+ATTENTION = ("auto", "eager", "sdpa")
 
 Probes = Annotated[
     list[Path] | None, typer.Option("--probes", metavar="FILE", help="A Python file that registers probes; it is run. May be repeated.")
@@ -33,6 +41,56 @@ ProbeDrain = Annotated[
 ]
 
 _RUN: set[Path] = set()
+
+
+def read_spec(spec: Path) -> ProbeSpec:
+    """Returns the spec of a file, and passes on what it says of older names."""
+    import warnings
+
+    from causalab_mini.probing.spec import load_yaml_file
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", DeprecationWarning)
+        found = load_yaml_file(spec)
+    for warning in said:
+        print(f"warning: {warning.message}", file=sys.stderr)
+    return found
+
+
+def model_of(key: str, revision: str | None, dtype: str, attention: str) -> ModelSpec:
+    """Returns the checkpoint that options name.
+
+    Raises:
+        UsageError: an option is none of its words, or they do not go together.
+    """
+    from pydantic import ValidationError
+
+    from causalab_mini.plan.problems import problems_of
+    from causalab_mini.plan.spec import ModelSpec
+
+    options.choice("--attention", attention, ATTENTION)
+    given = {
+        "key": key,
+        "revision": revision,
+        "dtype": options.choice("--dtype", dtype, ("fp32", "bf16", "fp16")),
+        "attn_implementation": None if attention == "auto" else attention,
+    }
+    try:
+        return ModelSpec.model_validate({name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        found = problems_of(error, ModelSpec)
+        raise UsageError(replace(one, path="--model" if one.path == "key" else f"--{one.path}") for one in found) from None
+
+
+def opened(
+    file: Path, points: ProbeSpec, model: ModelSpec, device_map: str, trust_remote_code: bool, binding: Binding, only_records: bool
+) -> tuple[BaseEngine, Watched]:
+    """Returns the checkpoint without weights, and what is watched of it."""
+    from causalab_mini.engine.engines.hooks import HooksEngine
+    from causalab_mini.probing.run import watch
+
+    engine = HooksEngine.load(model, device_map=device_map, trust_remote_code=trust_remote_code)
+    return engine, watch(points, engine.facts, engine.tokenizer, binding, only_records=only_records, file=str(file))
 
 
 def binding(files: list[Path] | None, arguments: list[str] | None, folder: Path) -> Binding:
