@@ -19,6 +19,7 @@ ALLOWED = {
     "schedule": {"errors", "data", "model", "plan"},
     "probing": {"errors", "data", "model", "plan", "ops"},
     "probing/run": {"errors", "data", "model", "plan", "schedule", "evidence", "ops", "probing", "results", "engine"},
+    "probing/serve": {"errors", "data", "model", "plan", "probing", "probing/run", "engine"},
     "evidence": {"errors", "data", "model", "plan", "schedule", "ops"},
     "results": {"errors", "data", "model", "plan", "schedule", "evidence", "ops"},
     "engine": {"errors", "data", "model", "plan", "schedule", "evidence", "ops"},
@@ -38,7 +39,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 def layer_of(file):
     parts = file.relative_to(PACKAGE).parts
-    return "probing/run" if parts[:2] == ("probing", "run") else parts[0].removesuffix(".py")
+    return "/".join(parts[:2]) if "/".join(parts[:2]) in ALLOWED else parts[0].removesuffix(".py")
 
 
 def imports(tree, *, is_lazy=False):
@@ -71,7 +72,9 @@ def test_a_layer_imports_only_what_is_below_it(layer):
         for name, _ in all_imports(file):
             parts = name.split(".")
             if parts[0] == "causalab_mini" and (file.relative_to(PACKAGE).as_posix(), name) != CARRIED_OUT:
-                assert "/".join(parts[1:3]) not in ALLOWED or "/".join(parts[1:3]) == layer, f"{file.relative_to(PACKAGE)} imports {name}"
+                assert "/".join(parts[1:3]) not in ALLOWED or "/".join(parts[1:3]) in {layer, *ALLOWED[layer]}, (
+                    f"{file.relative_to(PACKAGE)} imports {name}"
+                )
                 assert parts[1] in {layer, "__version__", *ALLOWED[layer]}, f"{file.relative_to(PACKAGE)} imports {name}"
 
 
@@ -85,6 +88,12 @@ def test_nothing_before_ops_and_engine_imports_torch_at_module_level():
     for file in (file for file in MODULES if not {layer_of(file), file.relative_to(PACKAGE).as_posix()} & WITH_TORCH):
         for name, is_lazy in all_imports(file):
             assert is_lazy or name.split(".")[0] not in HEAVY, f"{file.relative_to(PACKAGE)} imports {name}"
+
+
+def test_only_the_server_knows_what_it_is_served_with():
+    web = {"fastapi", "starlette", "uvicorn", "prometheus_client"}
+    for file in (file for file in MODULES if layer_of(file) != "probing/serve"):
+        assert not web & {name.split(".")[0] for name, _ in all_imports(file)}, file.relative_to(PACKAGE)
 
 
 @pytest.mark.parametrize(
