@@ -77,6 +77,15 @@ def make_prompt(tokenizer: Any, value: object) -> Prompt:
     return Prompt(prompt.ids, prompt.n_prefix, prompt.text, prompt.spans, found)
 
 
+def prompt_of_ids(tokenizer: Any, ids: Sequence[int]) -> Prompt:
+    """Returns the prompt of tokens that are given as they are; nothing is put in front.
+
+    Raises:
+        PromptError: there are none.
+    """
+    return _with_characters(tokenizer, tuple(ids))
+
+
 def count_prefix(tokenizer: Any, ids: Sequence[int]) -> int:
     """Returns how many leading tokens of a row are the tokenizer's own: those it makes of the empty string."""
     own = tokenizer("", add_special_tokens=True)["input_ids"]
