@@ -15,8 +15,8 @@ class StreamByHand:
         fails: what the next join or step raises, once.
     """
 
-    def __init__(self, tokenizer, is_divisible=True, stop_ids=()):
-        self.tokenizer, self.is_divisible, self.stop_ids = tokenizer, is_divisible, stop_ids
+    def __init__(self, tokenizer, is_divisible=True):
+        self.tokenizer, self.is_divisible = tokenizer, is_divisible
         self.rows, self.joined, self.ended, self.cancelled = {}, [], [], []
         self.may_step = threading.Event()
         self.may_step.set()

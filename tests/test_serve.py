@@ -174,11 +174,11 @@ def client(running):
 def by_hand(start):
     """Returns a function that starts a server whose rows say their prompts again, when the test lets them."""
 
-    def run(**more):
+    def run(is_divisible=True, **more):
         streams = []
 
         def make():
-            streams.append(StreamByHand(running_engine.tokenizer, stop_ids=running_engine.stop_tokens()))
+            streams.append(StreamByHand(running_engine.tokenizer, is_divisible))
             return streams[-1]
 
         one = start(make_stream=make, **more)
@@ -385,6 +385,18 @@ def test_two_hundred_at_once_each_get_their_own(start, models):
         assert [verdict["value"] for verdict in verdicts] == list(range(len(verdicts)))
     assert one.number('causalab_requests_total{route="/v1/completions",status="200"}') == 200
     assert one.number("causalab_queue_length") == one.number("causalab_rows") == 0
+
+
+def test_a_model_that_takes_nobody_in_between_says_so_and_answers_all(by_hand):
+    one = by_hand(is_divisible=False, n_rows=4)
+    assert one.get("/healthz").json()["mode"] == one.get("/v1/models").json()["data"][0]["causalab"]["mode"] == "whole batches"
+    with ThreadPoolExecutor(20) as pool:
+        asked = [{"model": "tiny", "prompt": DAYS[number % 7], "max_tokens": 1 + number % 5} for number in range(40)]
+        for body, answer in zip(asked, pool.map(one.post, asked), strict=True):
+            content = make_prompt(one.engine.tokenizer, body["prompt"])
+            ids = content.ids[content.n_prefix :]
+            said = [ids[at % len(ids)] for at in range(body["max_tokens"])]
+            assert answer.json()["choices"][0]["text"] == text_behind(one.engine.tokenizer, content, said)
 
 
 def test_a_full_server_sends_away_and_says_when_to_come_back(by_hand):
