@@ -795,9 +795,11 @@ def spec_file(tmp_path):
     return path
 
 
-def test_the_command_serves_until_it_is_told_to_stop(spec_file):
-    """The `openai` client against the program; SIGTERM lets a stream under way finish, and it leaves with 0."""
+def test_the_command_serves_until_it_is_told_to_stop(spec_file, tmp_path):
+    """The `openai` client against the program; SIGTERM lets a stream under way finish, sinks are closed, and it leaves with 0."""
+    lines = tmp_path / "said.ndjson"
     arguments = ["--model", "bundled:successor-llama", "--port", "0", "--json", "--device", "cpu"]
+    arguments += ["--ndjson", str(lines), "--redact", "value"]
     environment = os.environ | {"TOKEN": "sesame", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "causalab_mini", "serve", str(spec_file), *arguments, "--token-env", "TOKEN"],
@@ -819,6 +821,11 @@ def test_the_command_serves_until_it_is_told_to_stop(spec_file):
         assert chunks[-1].choices[0].finish_reason in ("stop", "length")
         out, err = process.communicate(timeout=SECONDS)
         assert (process.returncode, out, err) == (0, "", "")
+    events = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
+    assert events[-1]["event"] == "end"
+    values = {event["value"] for event in events if event["event"] == "result"}
+    assert values == {"[redacted]"}
+    assert {event["request"] for event in events} == {first.id}
 
 
 def test_the_command_refuses_before_it_loads(command, spec_file, tmp_path, monkeypatch):
@@ -833,6 +840,8 @@ def test_the_command_refuses_before_it_loads(command, spec_file, tmp_path, monke
             (("--token-env", "NOWHERE"), "got nothing"),
             (("--token-file", tmp_path / "none"), "--token-file: expected a file that can be read"),
             (("--token-env", "A", "--token-file", "b"), "expected one place of the token"),
+            (("--redact", "value"), "--redact: expected `--ndjson FILE` or `--webhook URL` beside `--redact`"),
+            (("--ndjson", tmp_path / "no" / "x"), "expected a file that can be appended to"),
             (("--port", port), f"--host, --port: expected a place to listen at, got `127.0.0.1:{port}`"),
             (("--attention", "flash"), "--attention: expected"),
         ):

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from causalab_mini.cli import options, watching
+from causalab_mini.cli import options, sinks, watching
 from causalab_mini.errors import Problem, UsageError, quoted
 
 if TYPE_CHECKING:
     import socket
 
     from causalab_mini.engine.engines.base import BaseEngine
-    from causalab_mini.probing.router import Limits
+    from causalab_mini.probing.run import Routing
     from causalab_mini.probing.serve.app import Served
     from causalab_mini.probing.serve.desk import Desk, Room
     from causalab_mini.probing.serve.gate import Rules
@@ -60,6 +60,13 @@ def serve(
     probe_args: watching.Defaults = None,
     probe_timeout: watching.ProbeTimeout = 30.0,
     probe_drain: watching.ProbeDrain = 10.0,
+    ndjson: sinks.Ndjson = None,
+    ndjson_bytes: sinks.NdjsonBytes = None,
+    webhook: sinks.Webhook = None,
+    webhook_token_env: sinks.WebhookTokenEnv = None,
+    dead_letters: sinks.DeadLetters = None,
+    redact: sinks.Redact = None,
+    send_activations: sinks.Activations = False,
     log: Annotated[bool, typer.Option("--log", help="A line a request on stderr: id, route, end, tokens; never what is in it.")] = False,
     revision: options.Revision = None,
     dtype: Annotated[str, typer.Option("--dtype", help="What the weights are loaded as: `fp32`, `bf16` or `fp16`.")] = "fp32",
@@ -78,6 +85,7 @@ def serve(
     one ends it.
     """
     _import_extra()
+    from causalab_mini.probing.run import Routing
     from causalab_mini.probing.serve.app import Served
     from causalab_mini.probing.serve.desk import ROOM, Room
     from causalab_mini.probing.serve.gate import Rules
@@ -98,7 +106,13 @@ def serve(
     if log:
         _log_requests()
     with contextlib.closing(bind(host, port)) as bound:
-        code = _serve(engine, served, room, rules, watching.limits(probe_timeout, probe_drain), bound, drain, as_json)
+        told = sinks.opened(ndjson, ndjson_bytes, webhook, webhook_token_env, dead_letters, redact, send_activations)
+        routing = Routing(limits=watching.limits(probe_timeout, probe_drain), sinks=tuple(told))
+        try:
+            code = _serve(engine, served, room, rules, routing, bound, drain, as_json)
+        finally:
+            told.close(sinks.CLOSING_S)
+    sinks.warn(told)
     if code:
         raise typer.Exit(code)
 
@@ -153,7 +167,7 @@ def _serve(
     served: Served,
     room: Room,
     rules: Rules,
-    limits: Limits,
+    routing: Routing,
     bound: socket.socket,
     drain: float,
     as_json: bool,
@@ -172,7 +186,7 @@ def _serve(
     (trial,) = prompts_of([WARM], engine.tokenizer, "the first prompt")
     prove_cache(engine, trial.ids)
     served, watched, metrics = replace(served, stop_ids=engine.stop_tokens()), served.watched, Metrics()
-    with Router(watched.spec, watched.probes, limits=limits) as router:
+    with Router(watched.spec, watched.probes, limits=routing.limits, sinks=routing.sinks) as router:
         desk = Desk(lambda: Stream(engine, watched, ()), trial, router, room, on_done=metrics.ended)
         metrics.watch(desk, router)
         server = Server(make_app(desk, served, rules, metrics), desk, bound, drain)
