@@ -327,11 +327,15 @@ def test_a_probe_stops_a_stream(start):
 def test_a_probe_that_fails_is_told_of(start):
     one = start(spec=spec_of(name="failing"))
     with one.client() as client:
-        made = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=3, temperature=0)
+        assert one.number('causalab_probe_left_alone{point="watched"}') == 0
+        made = client.completions.create(model="tiny", prompt="The", max_tokens=12, temperature=0)
     failures = made.choices[0].causalab["failures"]
     assert {(each["point"], each["what"]) for each in failures} == {("watched", "raised")}
     assert "it fails" in failures[0]["message"]
-    assert one.number('causalab_probe_failures_total{point="watched",what="raised"}') == len(failures)
+    assert one.number('causalab_probe_failures_total{point="watched",what="raised"}') == len(failures) == 5
+    assert one.number('causalab_probe_left_alone{point="watched"}') == 1
+    dropped = one.number('causalab_probe_dropped_total{point="watched",reason="circuit_open"}')
+    assert dropped == made.choices[0].causalab["counts"]["watched"]["dropped"]["circuit_open"] > 0
 
 
 def test_the_model_says_what_it_is(running, client):

@@ -97,7 +97,7 @@ class _State(Collector):
 
 
 def _counts(router: Router) -> Iterator[Metric]:
-    """Yields where the activations of each point went."""
+    """Yields where the activations of each point went, and which probes are left alone."""
     fired = CounterMetricFamily("causalab_probe_fired", "Activations that a point took.", labels=("point",))
     received = CounterMetricFamily("causalab_probe_received", "Activations that a probe was called with.", labels=("point",))
     dropped = CounterMetricFamily("causalab_probe_dropped", "Activations that no probe was called with.", labels=("point", "reason"))
@@ -106,4 +106,7 @@ def _counts(router: Router) -> Iterator[Metric]:
         received.add_metric((point,), counts.received)
         for reason, n in counts.dropped.items():
             dropped.add_metric((point, reason), n)
-    yield from (fired, received, dropped)
+    left_alone = GaugeMetricFamily("causalab_probe_left_alone", "Whether a probe that kept failing is left alone.", labels=("point",))
+    for point, breaker in router.breakers.items():
+        left_alone.add_metric((point,), int(breaker.state != "closed"))
+    yield from (fired, received, dropped, left_alone)
