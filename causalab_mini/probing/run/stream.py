@@ -90,7 +90,7 @@ class Stream:
         return self._row(number).voice.said
 
     def text(self, number: int) -> str:
-        """Returns the text of it, without the stop token."""
+        """Returns the text of it, the stop token included."""
         return self.speech.text(self._row(number).voice)
 
     def cancel(self, number: int) -> None:
