@@ -1,11 +1,12 @@
-"""95 % intervals of a mean: Wilson for fractions, bootstrap for the rest."""
+"""95 % intervals: of a mean, Wilson for fractions and bootstrap for the rest; of another statistic, bootstrap of groups of rows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 LEVEL = 0.95
 N_RESAMPLES = 2000
@@ -61,3 +62,31 @@ def bootstrap(values: Sequence[float]) -> Interval | None:
 def interval(values: Sequence[float], unit: str, is_binary: bool) -> Interval | None:
     """Returns the interval of a metric's mean; `is_binary` tells a fraction of rows from a fraction that may be anything."""
     return wilson(values) if unit == "fraction" and is_binary and values else bootstrap(values)
+
+
+def bootstrap_of(statistic: Callable[[Any], Any], groups: Sequence[int]) -> Interval | None:
+    """Returns the percentile interval of a statistic over resampled groups of rows, or None for fewer than two groups.
+
+    Args:
+        statistic: of (sample, row) weights, how often each row counts in each sample; gives (sample,), NaN where it is not defined.
+        groups: of each row, counted from 0; rows of one group are drawn together.
+
+    Source: as `bootstrap`; of groups, Davison & Hinkley 1997, "Bootstrap methods and their application", 3.8.
+    """
+    import numpy
+
+    n, of_row = max(groups, default=-1) + 1, numpy.asarray(groups)
+    if n < 2:
+        return None
+    generator = numpy.random.default_rng(SEED)
+    found = []
+    for _ in range(N_RESAMPLES // 100):
+        drawn = generator.integers(0, n, (100, n))
+        counts = numpy.stack([numpy.bincount(line, minlength=n) for line in drawn])
+        found.append(statistic(counts[:, of_row].astype(numpy.float64)))
+    values = numpy.concatenate(found)
+    values = values[numpy.isfinite(values)]
+    if len(values) < N_RESAMPLES // 2:
+        return None
+    low, high = numpy.quantile(values, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
+    return Interval(float(low), float(high), "bootstrap")

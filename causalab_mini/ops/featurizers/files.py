@@ -46,9 +46,13 @@ def dump(tensors: Mapping[str, Mapping[str, Tensor]], stamps: Mapping[str, Mappi
         for name, parameters in tensors.items()
         for parameter, tensor in parameters.items()
     }
-    saved = bytes(save(flat))
+    return with_metadata(flat, {"digest": digest, "format": FORMAT, "stamps": json.dumps(stamps, sort_keys=True)})
+
+
+def with_metadata(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """Returns tensors as a safetensors file with metadata in the order given, so that the same is always the same bytes."""
+    saved = bytes(save({name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}))
     length = int.from_bytes(saved[:8], "little")
-    metadata = {"digest": digest, "format": FORMAT, "stamps": json.dumps(stamps, sort_keys=True)}
     header = {"__metadata__": metadata, **json.loads(saved[8 : 8 + length])}  # put in here: safetensors orders metadata by chance
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
