@@ -102,6 +102,8 @@ class Experiment:
             PlanError: the document does not fit its rows, tokenizer or model; with every problem.
             ModelError: the checkpoint can't be opened.
         """
+        from causalab_mini.engine.linear_probes import refuse_unfoldable
+
         engine = self.open()
         with _naming(self.document):
             request = build_request(self.document, self.data_root, engine)
@@ -114,6 +116,7 @@ class Experiment:
                     problems.update(dict.fromkeys(error.problems))
             if problems:
                 raise PlanError(problems)
+            refuse_unfoldable(request, schedules)
         return request, schedules, engine
 
     def run(self, out: str | Path, watcher: Watcher | None = None) -> Run:

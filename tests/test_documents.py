@@ -306,3 +306,13 @@ def test_estimates_agree_with_what_heads_really_do(whole):
         assert {(part["layer"], part["head"]) for part in entry["components"][:2]} == {(2, 0), (2, 1)}
     largest = max(part["exact"] for part in way["components"])
     assert largest > 5
+
+
+def test_the_answer_can_be_read_at_the_end_where_patching_says_that_it_arrives(whole):
+    found = whole["linear_probe"]
+    for layer, least, most in ((0, 0.2, 0.6), (1, 0.4, 0.8), (2, 0.95, 1), (3, 0.95, 1)):
+        assert least <= mean(found["metrics"], "accuracy", layer=layer) <= most
+        beside = control(found["metrics"], "accuracy", "shuffled_labels", "answer", layer=layer)
+        assert beside["mean"] < control(found["metrics"], "accuracy", "majority_class", "answer", layer=layer)["mean"] < 0.25
+        assert beside["p_value"] == pytest.approx(1 / 21)
+    assert all((entry["n_prompts"], entry["eligible"], entry["left_out"]) == (88, 96, {}) for entry in found["probes"])

@@ -94,6 +94,7 @@ def tables(models: Path) -> dict[str, list[Row]]:
         return is_long and all(is_right(llama, llama_tokenizer, Line(prompt, answer, row["task"])) for prompt, answer in sides)
 
     pairs = successor.make_pairs(n=N_PAIRS, seed=SEED, keep=of_llama)
+    interchange = in_three(successor.make_pairs(n=N_INTERCHANGE, seed=SEED + 1, keep=of_llama))
     return {
         "successor/pieces.json": successor.make_pairs(n=32, seed=SEED, keep=lambda row: n_pieces(row["entity"]) > 1 and of_llama(row)),
         "successor/same_shape.json": successor.make_pairs(n=32, seed=SEED, keep=lambda row: of_llama(row) and has_one_shape(row)),
@@ -103,7 +104,8 @@ def tables(models: Path) -> dict[str, list[Row]]:
         "chat/two_turns.json": successor.make_pairs(n=32, seed=SEED, form="chat", keep=asks_back),
         "successor/pairs.json": pairs,
         "successor/by_task.json": [row | {"split": row["task"], "steered_answer": " Sunday"} for row in pairs],
-        "successor/interchange.json": in_three(successor.make_pairs(n=N_INTERCHANGE, seed=SEED + 1, keep=of_llama)),
+        "successor/interchange.json": interchange,
+        "successor/months.json": [row for row in interchange if row["task"].startswith("month")],
         "successor/gpt2_pairs.json": successor.make_pairs(n=N_PAIRS, seed=SEED, keep=of_gpt2),
         "successor/all.json": successor.make_pairs(n=N_ALL, seed=SEED),
         "ioi/pairs.json": ioi.make_pairs(n=N_PAIRS, seed=SEED, names=one_piece_names, keep=of_gpt2),

@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
         request, schedules, _ = loaded.compile()
         if schedule:
             from causalab_mini.schedule.physical import plain_schedule
-            from causalab_mini.schedule.printed import attribution_lines, data, fit_lines, generation_lines, stream_lines, text
+            from causalab_mini.schedule.printed import attribution_lines, data, fit_lines, generation_lines, probe_lines, stream_lines, text
             from causalab_mini.schedule.repeated import fit_costs
             from causalab_mini.schedule.rewrites import REWRITES, rewrite
 
@@ -58,6 +58,7 @@ def register(app: typer.Typer) -> None:
                         *fit_lines(fits),
                         *attribution_lines(request),
                         *stream_lines(request),
+                        *probe_lines(request),
                     )
                 )
             )

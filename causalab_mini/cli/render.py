@@ -54,7 +54,8 @@ def summary_table(summary: Sequence[Entry]) -> Table:
         table.add_row(*place, entry["metric"], rows, mean, _interval(entry["interval"]), entry["unit"])
         for kind, control in entry.get("controls", {}).items():
             n = str(control["eligible"]) + (f" × {len(control['draws'])}" if "draws" in control else "")
-            table.add_row(*place, f"  {kind}", n, _number(control["mean"]), _interval(control["interval"]), "", style="dim")
+            p = f"p {_digits(control['p_value'])}" if "p_value" in control else ""
+            table.add_row(*place, f"  {kind}", n, _number(control["mean"]), _interval(control["interval"]), p, style="dim")
     if len(summary) > len(shown):
         table.caption = f"and {len(summary) - len(shown)} more in summary.json"
     return table

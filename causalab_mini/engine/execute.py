@@ -11,6 +11,7 @@ from causalab_mini.engine.contract import Engine
 from causalab_mini.engine.featurizers import refuse_skewed
 from causalab_mini.engine.first_use import Trust, at_level, find_trust
 from causalab_mini.engine.fitting import Fits, FitWatcher
+from causalab_mini.engine.linear_probes import refuse_unfoldable
 from causalab_mini.engine.point import PointRun
 from causalab_mini.engine.run import PointResult, Run
 from causalab_mini.engine.sizes import Sizes
@@ -61,6 +62,7 @@ def execute(
     scheduled = rewrite(plain, rewrites)
     on_scheduled(scheduled)
     refuse_skewed(request)
+    refuse_unfoldable(request, schedules)
     engine.load_weights()
     sizes = Sizes(engine.facts, batch_size, engine.memory)
     fitting = _fitting(engine, plain, scheduled, rewrites, sizes.may_keep())

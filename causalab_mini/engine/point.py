@@ -11,9 +11,10 @@ from causalab_mini.engine.checking import Checking
 from causalab_mini.engine.contract import Engine
 from causalab_mini.engine.featurizers import Featurizers, first_tensors
 from causalab_mini.engine.fitting import Fits
+from causalab_mini.engine.linear_probes import fit_probe, reasons_of
 from causalab_mini.engine.made import Made
 from causalab_mini.engine.observe import Observed, make_outputs
-from causalab_mini.engine.row_rules import rows_of
+from causalab_mini.engine.row_rules import rows_of, rows_that_run
 from causalab_mini.engine.run import PointResult, StepResult
 from causalab_mini.engine.store import Store
 from causalab_mini.engine.tables import continuations, metric_rows, positions
@@ -65,6 +66,8 @@ class PointRun:
                     results = self.attribute(step)
                 case nodes.Stream():
                     results = self.stream(step)
+                case nodes.FitProbe():
+                    results = self.fit_probe(step)
             results |= {"rows_a_batch": max(self.store.sizes.used, default=0), "peak_memory_bytes": peak_memory_bytes()}
             self.results[step.name] = StepResult(step, results, time.perf_counter() - started)
         return PointResult(self.label, self.schedule.point.values, self.schedule.point.digest, self.results)
@@ -158,6 +161,14 @@ class PointRun:
         rows = rows_of(schedule, self.results, self.outputs)
         found = attribute(self.engine, self.request, self.label, step, schedule, rows, self.outputs, self.featurizers, self.store.sizes)
         return {"metrics": {}, "outputs": {}, "checks": [], "attributions": found.table, "agreement": found.agreement}
+
+    def fit_probe(self, step: nodes.FitProbe) -> dict[str, Any]:
+        """Returns a linear probe of what an earlier step has read, with its scores and predictions."""
+        source = self.schedule.step(step.source).step
+        active = rows_that_run(source, self.results)
+        reasons = reasons_of(step, self.schedule, self.results[step.source].results["positions"], active)
+        found = fit_probe(step, self.outputs[step.features], reasons, self.request.facts, self.schedule.point.digest)
+        return {"metrics": {}, "outputs": {}, "checks": [], **found}
 
     def stream(self, step: nodes.Stream) -> dict[str, Any]:
         """Returns what is recorded while the model goes on from the rows: the very numbers of `causalab-mini probe`."""

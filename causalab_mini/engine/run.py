@@ -19,7 +19,7 @@ class StepResult:
         results: `metrics` (table rows by name), `outputs` (tensors by name) and `checks`; of what observes, `positions` (every read and
             write: `rows`, `tokens`, `reason`, `content`) and `controls`; of a fit, `train/loss`, `train/eval` and `fit`; of `weights`,
             `weights`; of `attribute`, `attributions` and `agreement`; of `stream`,
-            `points` (tensors by point and name), `records`, `verdicts`, `generated`, `fired` and `n_forwards`. Names are `<intervention>/<name>` in a step with a list of
+            `points` (tensors by point and name), `records`, `verdicts`, `generated`, `fired` and `n_forwards`; of `fit_probe`, `probe` (a `LinearProbe`), `scores`, `predictions` and `summary`. Names are `<intervention>/<name>` in a step with a list of
             interventions.
         seconds: wall time.
     """

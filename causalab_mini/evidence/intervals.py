@@ -38,7 +38,7 @@ def of_fraction(fraction: float, n: int) -> Interval:
     z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
     centre = (fraction + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(fraction * (1 - fraction) / n + z * z / (4 * n * n))
-    return Interval(max(0.0, centre - half), min(1.0, centre + half), "wilson")
+    return Interval(min(fraction, max(0.0, centre - half)), max(fraction, min(1.0, centre + half)), "wilson")  # rounding may cross it
 
 
 def bootstrap(values: Sequence[float]) -> Interval | None:

@@ -21,8 +21,10 @@ from causalab_mini.plan.axes import Axes, axes_of, misfit
 from causalab_mini.plan.controls import control_of
 from causalab_mini.plan.digest import digest_of_points
 from causalab_mini.plan.featurizers import FeaturizerBuilder, Files
+from causalab_mini.plan.forwards import roles_behind
 from causalab_mini.plan.intervention import InterventionBuilder
 from causalab_mini.plan.load import Document, load_raw
+from causalab_mini.plan.probes import ProbeBuilder
 from causalab_mini.plan.rows import Rows
 from causalab_mini.plan.spec.steps import IG_STEPS
 from causalab_mini.plan.used import entries_of, parts_of_differences, saved_of
@@ -97,6 +99,7 @@ class Builder:
         self.facts = facts
         self.problems: list[Problem] = []
         self.outputs: dict[str, nodes.Output | nodes.Difference] = {}
+        self.sources: dict[str, nodes.Observe] = {}
         self.axes: dict[str, Axes] = {}
         self.widths: dict[str, int] = {}
         self.files = files
@@ -139,7 +142,9 @@ class Builder:
                 said = {item: saved_of(step, item, intervention) for item, intervention in entries_of(self.spec, name, step)}
                 saves = tuple(self.save(save, observed.interventions, is_list, said) for save in step.saves)
                 controls = self.controls(path, step, observed)
-                return replace(observed, outputs=outputs, saves=saves, controls=controls)
+                made = replace(observed, outputs=outputs, saves=saves, controls=controls)
+                self.sources |= dict.fromkeys(step.outputs, made)
+                return made
             case language.Fit():
                 return self.fit(name, step)
             case language.Weights():
@@ -152,6 +157,19 @@ class Builder:
                 return nodes.Attribute(name, observed, step.metric, step.method, n_steps, step.verify_top, saves)
             case language.Stream():
                 return self.stream(name, step)
+            case language.FitProbe():
+                return ProbeBuilder(self).probe(name, step, self.sources, self.roles_of(step))
+
+    def roles_of(self, step: language.FitProbe) -> list[str]:
+        """Returns the roles whose prompts the features of a probe depend on."""
+        if step.features not in self.sources:
+            return []
+        source = self.sources[step.features]
+        output = next(output for output in source.outputs if output.name == step.features)
+        assert isinstance(output, nodes.Output)
+        entries = dict(entries_of(self.spec, source.name, self.spec.steps[source.name]))
+        intervention = entries[output.intervention]
+        return roles_behind(intervention.reads[output.read], intervention)
 
     def stream(self, name: str, step: language.Stream) -> nodes.Stream:
         """Returns a step that records while the model generates.

@@ -13,13 +13,15 @@ from typing import Any
 
 from causalab_mini.data.fields import path_text
 from causalab_mini.errors import Problem, did_you_mean, listed, quoted
-from causalab_mini.plan.check_featurizers import FeaturizerChecker, Kept
+from causalab_mini.plan.check_featurizers import Kept
+from causalab_mini.plan.check_probe import ProbeChecker
 from causalab_mini.plan.files import METRIC_SUFFIXES, TENSOR_SUFFIXES, path_problem
 from causalab_mini.plan.forwards import GENERATED, forward_of, forwards_of, generations_of, roles_of, scored_in
 from causalab_mini.plan.spec import (
     Attribute,
     Difference,
     Fit,
+    FitProbe,
     Intervention,
     Observe,
     Output,
@@ -33,6 +35,7 @@ from causalab_mini.plan.spec import (
 )
 from causalab_mini.plan.spec.fits import TRAINING
 from causalab_mini.plan.spec.metrics import AnswerLogprob, ReadMetric, Recovered, TopK
+from causalab_mini.plan.spec.steps import PROBE_TABLES
 from causalab_mini.plan.used import entries_of, live_writes, parts_of_differences, rows_of, saved_of, scored_rows
 from causalab_mini.probing.probes import RECORD, problems_of_record
 from causalab_mini.probing.spec import combinations, point_of
@@ -62,7 +65,7 @@ def check(spec: Spec, raw: Mapping[str, Any]) -> list[Problem]:
 
 
 @dataclass
-class _Checker(FeaturizerChecker):
+class _Checker(ProbeChecker):
     outputs: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, Mapping[str, str | None] | None] = field(default_factory=dict)
@@ -84,6 +87,12 @@ class _Checker(FeaturizerChecker):
         if isinstance(step, Stream):
             self.metrics[name] = {}
             self.stream(path, name, step)
+            return
+        if isinstance(step, FitProbe):
+            self.metrics[name] = {}
+            self.fit_probe(path, step, self.outputs)
+            tables = dict.fromkeys(PROBE_TABLES)
+            self.saves(f"{path}.saves", step.saves, tables, {"probe": None}, False, "a value of this step")
             return
         interventions = self.interventions(path, name, step)
         if interventions is None:
@@ -403,7 +412,7 @@ class _Checker(FeaturizerChecker):
                     else "continuation"
                     if save.value.endswith(GENERATED)
                     else "table"
-                    if save.value == "records"
+                    if set(metrics) <= {*TABLES, *PROBE_TABLES}
                     else "metric"
                 )
                 self.say(

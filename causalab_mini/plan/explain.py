@@ -63,6 +63,8 @@ def _plan_lines(plan: nodes.Plan) -> Iterator[str]:
                 yield from _experiment_lines(step.observed)
             case nodes.Stream():
                 yield from _stream_lines(step)
+            case nodes.FitProbe():
+                yield from _probe_lines(step)
 
 
 def _observe_lines(step: nodes.Observe) -> Iterator[str]:
@@ -163,6 +165,34 @@ def _stream_data(step: nodes.Stream) -> dict[str, Any]:
     }
 
 
+def _probe_lines(step: nodes.FitProbe) -> Iterator[str]:
+    yield f"  {step.name}: FitProbe  {step.probe}  label={step.column}  features={step.features}  saves={_saves(step.saves)}"
+    n_labelled = sum(target is not None for target in step.targets)
+    what = f"of {len(step.classes)} classes" if step.classes else "with a number"
+    groups = len({group for group, target in zip(step.groups, step.targets, strict=True) if target is not None})
+    yield f"      trains on '{step.read.name}' of '{step.source}' at {step.read.site} pos={step.read.pos}  ({step.n_rows} rows)"
+    yield f"      {n_labelled} rows {what}, {groups} distinct prompts in {step.folds} folds, seed={step.seed}; no forward"
+
+
+def _probe_data(step: nodes.FitProbe) -> dict[str, Any]:
+    return {
+        "name": step.name,
+        "kind": "fit_probe",
+        "rows": {role: {"ref": ref, "field": field} for role, (ref, field) in step.rows.items()},
+        "n_rows": step.n_rows,
+        "features": step.features,
+        "source": {"step": step.source, "intervention": step.intervention, "read": step.read.name, "site": str(step.read.site)},
+        "label": step.column,
+        "classes": list(step.classes),
+        "n_labelled": sum(target is not None for target in step.targets),
+        "n_groups": max(step.groups) + 1,
+        "probe": step.probe,
+        "folds": step.folds,
+        "seed": step.seed,
+        "saves": [{"value": save.value, "file": _file(save)} for save in step.saves],
+    }
+
+
 def _decode(decode: Decode | None) -> str:
     """Returns how a continuation is generated, in words."""
     assert decode is not None
@@ -258,6 +288,8 @@ def _step_data(step: nodes.Step) -> dict[str, Any]:
             }
         case nodes.Stream():
             return _stream_data(step)
+        case nodes.FitProbe():
+            return _probe_data(step)
         case nodes.Attribute():
             return {
                 "name": step.name,

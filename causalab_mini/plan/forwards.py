@@ -77,6 +77,26 @@ def generation_named(value: str, intervention: Intervention, roles: Sequence[str
     return (model, own[0]) if len(own) == 1 else None
 
 
+def roles_behind(read: Read, intervention: Intervention) -> list[str]:
+    """Returns the roles whose prompts a read depends on: that of its forward, and those of what is written there."""
+    roles: dict[str, None] = {}
+    waiting, seen = [read], list[Read]()
+    while waiting:
+        found = waiting.pop(0)
+        seen.append(found)
+        run = forward_of(found, intervention)
+        if run is None:
+            continue
+        roles[run[1]] = None
+        model = intervention.models.get(run[0])
+        writes = [] if model is None else [intervention.writes[name] for name in model.writes if name in intervention.writes]
+        operands = [
+            intervention.reads[write.operand] for write in writes if isinstance(write.operand, str) and write.operand in intervention.reads
+        ]
+        waiting += [operand for operand in operands if not any(operand is other for other in (*seen, *waiting))]
+    return list(roles)
+
+
 def roles_of(model: str, intervention: Intervention) -> list[str]:
     """Returns the roles that a model runs on: those of its reads and scored continuations, else its own."""
     runs = [forward_of(each, intervention) for each in scored_in(intervention) if each.model == model]

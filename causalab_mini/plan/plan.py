@@ -24,6 +24,7 @@ __all__ = [
     "Attribute",
     "Featurizer",
     "Fit",
+    "FitProbe",
     "Forward",
     "Observe",
     "Plan",
@@ -557,7 +558,52 @@ class Stream:
         return len(self.labels)
 
 
-Step = Observe | Fit | Weights | Attribute | Stream
+Label = str | int | bool | float
+"""What a probe reads out of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitProbe:
+    """A step that trains a linear probe on what an earlier step has read.
+
+    Attributes:
+        labels: the rows' `example_id`, or their numbers.
+        rows: which prompts each role has.
+        features: the output that is trained on.
+        source: the step that makes it.
+        intervention: of that step.
+        model: whose read it is.
+        read: what it is of.
+        column: of the labels.
+        targets: the label of each row; None where it has none.
+        classes: the labels that there are, sorted; empty for `ridge`.
+        groups: by row, counted from 0: rows of equal prompts are of one group.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    rows: Mapping[str, RowsKey] = field(hash=False)
+    features: str
+    source: str
+    intervention: str
+    model: str
+    read: Read
+    column: str
+    targets: tuple[Label | None, ...]
+    classes: tuple[str | int | bool, ...]
+    groups: tuple[int, ...]
+    probe: str
+    folds: int
+    seed: int
+    saves: tuple[SaveNode, ...]
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows there are."""
+        return len(self.labels)
+
+
+Step = Observe | Fit | Weights | Attribute | Stream | FitProbe
 
 
 def observed_by(step: Step) -> tuple[Observe, ...]:

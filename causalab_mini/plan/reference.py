@@ -98,6 +98,14 @@ that can be differentiated. `weights` writes parameters to files, for another do
 **Attribution.** An `attribute` step estimates, from gradients, what each write of an intervention would do alone to one metric, row by row; where a site has several
 layers, heads or tokens, each of them is a write of its own. `verify_top` runs the largest and puts the exact change beside the estimate.
 
+**Linear probes.** A `fit_probe` step asks whether a label can be read off what an earlier step has read: an output of one layer and one token a row. It runs no forward. The rows
+are cut into `folds`, rows of equal prompts always into the same one; each is predicted by a probe of the others, whose features are standardised by those others' mean and deviation,
+with an L2 penalty of weight 1 on the standardised weights. The score stands in `summary.json`, and on the screen, with its 95 % interval, and beside it what the most frequent class (or the mean label) gives without any features, and what
+the same cross-validation gives on labels that were shuffled among the prompts of each fold, 20 times, with the p-value of the score among them. Accuracy comes first for `logistic` (with balanced accuracy where classes are not equally frequent, and the
+area under the ROC curve of two), R² for `ridge` (with the correlation, and mean absolute and root mean squared error). Then one probe is trained on all rows, its standardisation folded in, so that `x @ weight.T + bias` is all that its file
+needs to be used: `probe` saves it. Rows without label, without a place or that the earlier step left out are in `predictions` with their reason, and in no fit.
+What can be read off a place need not be what the model reads there; that is what interventions ask. scikit-learn is an extra: `pip install 'causalab-mini[probes]'`.
+
 **Streams.** A `stream` step is an extraction spec inside a document: the model goes on from the rows of one role, unchanged, and every one of its `points` keeps a tensor, or asks a probe, at the tokens that it
 names (`prompt[-1]`, `generated[*]`; a generated token is itself here, one forward later than in the generated frame). `causalab-mini probe` runs the same code and writes the same tensors; what it
 refuses is refused here. The name of a point that records saves its tensors, named `point/component/layer`, (record, feature); `records` is the table of which row and token each record is, `verdicts` what probes said,
@@ -108,7 +116,7 @@ MAX_OPTIONS = 8
 ORDER = (
     "Header", "ModelSpec", "Role", "Site", "Subspace", "Pca", "Gate", "Sae", "Linear", "Standardize", "MeanAndStd", "Chain",
     "Intervention", "Read", "Write", "Params", "OutputRef", "ModelDef", "Decode", "Position", "Anchor",
-    "Observe", "Output", "Difference", "DrawnControl", "Where", "Save", "Fit", "Optimizer", "Anneal", "EarlyStop", "Evaluation", "Weights", "Attribute", "Stream", "PointEntry", "InterventionEntry",
+    "Observe", "Output", "Difference", "DrawnControl", "Where", "Save", "Fit", "Optimizer", "Anneal", "EarlyStop", "Evaluation", "Weights", "Attribute", "FitProbe", "Stream", "PointEntry", "InterventionEntry",
 )  # fmt: skip
 
 

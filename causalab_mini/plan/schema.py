@@ -19,6 +19,7 @@ from causalab_mini.plan.spec.decoding import SAMPLING
 from causalab_mini.plan.spec.fits import TRAINING
 from causalab_mini.plan.spec.interventions import WITHOUT_ALIGN
 from causalab_mini.plan.spec.selected import CONTROLS, DRAWS
+from causalab_mini.plan.spec.steps import PROBE_TABLES
 from causalab_mini.plan.strict import NAME_PATTERN
 from causalab_mini.plan.sweep import FORBIDDEN
 from causalab_mini.probing.probes import RECORD
@@ -213,9 +214,18 @@ def _refine_fits(definitions: dict[str, Any]) -> None:
         ("Evaluation", METRIC_SUFFIXES, {}),
         ("Attribute", METRIC_SUFFIXES, {}),
     ):
-        ending = rf"\.(?:{'|'.join(suffix[1:] for suffix in suffixes)})$"
-        definitions[name]["properties"]["saves"]["items"]["properties"] = {"file_path": {"pattern": ending}, **more}
+        definitions[name]["properties"]["saves"]["items"]["properties"] = {"file_path": _ending(suffixes), **more}
+    definitions["FitProbe"]["properties"]["rows"]["required"] = ["base"]
+    values = {"probe": TENSOR_SUFFIXES, **dict.fromkeys(PROBE_TABLES, METRIC_SUFFIXES)}
+    definitions["FitProbe"]["properties"]["saves"]["items"]["allOf"] = [
+        {"properties": {"value": {"anyOf": [{"enum": list(values)}, {"type": "object"}]}}},
+        *({"if": _is("value", value), "then": {"properties": {"file_path": _ending(suffixes)}}} for value, suffixes in values.items()),
+    ]
     definitions["DrawnControl"]["allOf"] = [_only_with(key, "kind", list(DRAWS), CONTROLS) for key in ("n", "seed")]
+
+
+def _ending(suffixes: Sequence[str]) -> dict[str, str]:
+    return {"pattern": rf"\.(?:{'|'.join(suffix[1:] for suffix in suffixes)})$"}
 
 
 def _refine_streams(definitions: dict[str, Any]) -> None:
@@ -293,6 +303,7 @@ def _refine_rest(made: dict[str, Any], definitions: dict[str, Any]) -> None:
     field = f"^(?:{FIELD_PATTERN.pattern})$"
     definitions["Role"]["properties"]["field"]["pattern"] = field
     definitions["Output"]["properties"]["by"]["pattern"] = field
+    definitions["FitProbe"]["properties"]["label"]["pattern"] = field
     for model in METRIC_MODELS.values():
         for column in model.columns:
             definitions[model.__name__]["properties"][column]["pattern"] = field

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from causalab_mini.plan.forwards import GENERATED, Run, forwards_of, generation_named
-from causalab_mini.plan.spec import Attribute, Difference, Fit, Intervention, Observe, Read, Spec, Step, Stream, Weights, Write
+from causalab_mini.plan.spec import Attribute, Difference, Fit, FitProbe, Intervention, Observe, Read, Spec, Step, Stream, Weights, Write
 from causalab_mini.plan.spec.featurizers import parts_of
 
 
 def entries_of(spec: Spec, step_name: str, step: Step) -> list[tuple[str, Intervention]]:
     """Returns a step's interventions with their names; one written in place has its index, or the step's name where it is alone."""
-    if isinstance(step, Weights | Stream):
+    if isinstance(step, Weights | Stream | FitProbe):
         return []
     if not isinstance(step, Attribute) and isinstance(step.interventions, tuple):
         return [
@@ -56,7 +56,7 @@ def rows_of(step: Step) -> Iterator[tuple[str, Mapping[str, str]]]:
 
 def scored_rows(step: Step) -> Mapping[str, str]:
     """Returns the rows whose metrics a step reports: of a fit, those that it is judged on."""
-    return step.eval.rows if isinstance(step, Fit) else {} if isinstance(step, Weights | Stream) else step.rows
+    return step.eval.rows if isinstance(step, Fit) else {} if isinstance(step, Weights | Stream | FitProbe) else step.rows
 
 
 def featurizers_in(intervention: Intervention, spec: Spec) -> dict[str, None]:

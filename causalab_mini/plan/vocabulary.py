@@ -11,10 +11,8 @@ from causalab_mini.plan.position import Anchor, Position
 from causalab_mini.plan.spec import FEATURIZER_MODELS, MECHANISM_RULES, METRIC_MODELS, STEP_MODELS, TokenForm
 from causalab_mini.plan.spec.saves import Reduce
 from causalab_mini.plan.spec.selected import CONTROLS
-from causalab_mini.plan.spec.steps import NOT_YET_STEPS
 from causalab_mini.plan.strict import Strict
 
-NOT_YET = "(not there yet)"
 REDUCTIONS = {
     "none": "every row's own values",
     "mean": "over rows; of a ragged read, over all its tokens",
@@ -27,7 +25,7 @@ REASONS = {
     "alignment_ambiguous": "it is there more than once, and `occurrence` is `only`",
     "out_of_range": "the cut or offset does not fit",
     "filtered": "the row failed a `where`",
-    "column_missing": "the row's cell of a metric's column is empty",
+    "column_missing": "the row's cell of a metric's column, or of a probe's label, is empty",
     "zero_denominator": "`recovered` where clean and corrupt are equal",
     "not_finite": "the number is NaN or infinite",
 }
@@ -71,7 +69,7 @@ def vocabulary() -> Mapping[str, Mapping[str, str]]:
         },
         "token forms": TOKEN_FORMS,
         "reductions": REDUCTIONS,
-        "steps": {**{name: _first_line(model) for name, model in STEP_MODELS.items()}, **dict.fromkeys(NOT_YET_STEPS, NOT_YET)},
+        "steps": {name: _first_line(model) for name, model in STEP_MODELS.items()},
         "reasons": REASONS,
     }
 

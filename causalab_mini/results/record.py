@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -13,7 +13,7 @@ from typing import Any
 
 from causalab_mini import __version__
 from causalab_mini.evidence.memory import peak_memory_bytes
-from causalab_mini.plan.plan import Fit, Request, Stream, observed_by
+from causalab_mini.plan.plan import Fit, FitProbe, Request, Step, Stream, observed_by
 
 PACKAGES = ("causalab-mini", "torch", "transformers", "nnterp", "nnsight", "pydantic", "safetensors", "tokenizers")
 
@@ -30,6 +30,16 @@ def versions() -> dict[str, str]:
     return found
 
 
+def _of_probes() -> dict[str, str]:
+    """Returns the version of what trains linear probes."""
+    return {"scikit-learn": metadata.version("scikit-learn")}
+
+
+def plan_steps(request: Request) -> Iterator[Step]:
+    """Yields the steps of every point."""
+    return (step for point in request.points for step in point.plan.steps)
+
+
 @cache
 def package_sha256() -> str:
     """Returns a checksum over the package's own code, so that a change between two releases is seen."""
@@ -41,9 +51,8 @@ def package_sha256() -> str:
 
 def seeds(request: Request) -> list[int]:
     """Returns every seed that a request draws from: of writes, of fits, of featurizers that are drawn."""
-    plans = [point.plan for point in request.points]
-    steps = [step for plan in plans for step in plan.steps]
-    found = {step.seed for step in steps if isinstance(step, Fit)}
+    steps = list(plan_steps(request))
+    found = {step.seed for step in steps if isinstance(step, Fit | FitProbe)}
     found |= {step.decode.seed for step in steps if isinstance(step, Stream) and step.decode.seed is not None}
     for observed in (observed for step in steps for observed in observed_by(step)):
         writes = [write for item in observed.experiments for forward in item.runs for write in forward.writes]
@@ -83,7 +92,7 @@ def make_record(
         "digest": request.digest,
         "model": {"key": request.facts.key, "revision": request.facts.revision, "dtype": request.facts.dtype},
         **(engine or {}),
-        "versions": versions(),
+        "versions": versions() | (_of_probes() if any(isinstance(step, FitProbe) for step in plan_steps(request)) else {}),
         "package_sha256": package_sha256(),
         "seeds": seeds(request),
         "data": {ref: {"sha256": table.sha256, "n_rows": len(table.rows)} for ref, table in request.tables.items()},

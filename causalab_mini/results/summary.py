@@ -178,6 +178,43 @@ def probe_lines(point: Mapping[str, Any], n_requests: int) -> Iterator[str]:
         yield f"dropped {sum(dropped.values())} of {probe['activations']['fired']} activations ({counts})"
 
 
+def summarise_probe(point: str, values: Mapping[str, Any], step: str, results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields one entry a score of a linear probe, beside what it is without features and on shuffled labels."""
+    summary = results["summary"]
+    for name, score in summary["scores"].items():
+        counted = {"eligible": summary["eligible"]}
+        beside: dict[str, Any] = {}
+        if score["baseline"] is not None:
+            beside["majority_class" if summary["probe"] == "logistic" else "mean_label"] = {
+                **counted,
+                "mean": score["baseline"],
+                "interval": None,
+            }
+        if (shuffled := score["shuffled"]) is not None:
+            spread_of_draws = {"low": shuffled["low"], "high": shuffled["high"], "level": None, "method": "range"}
+            beside["shuffled_labels"] = {**counted, "mean": shuffled["mean"], "interval": spread_of_draws}
+            beside["shuffled_labels"] |= {"draws": shuffled["draws"], "p_value": shuffled["p_value"]}
+        yield {
+            "point": point,
+            "axes": dict(values),
+            "step": step,
+            "metric": name,
+            "kind": f"{summary['probe']}_probe",
+            "unit": score["unit"],
+            "n": summary["n"],
+            **counted,
+            "mean": score["value"],
+            "interval": score["interval"],
+            "controls": beside,
+        }
+
+
+def probe_entry(point: str, values: Mapping[str, Any], step: str, results: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns how a linear probe was trained: on which rows, of which classes, and which rows were left out."""
+    how = {key: value for key, value in results["summary"].items() if key != "scores"}
+    return {"point": point, "axes": dict(values), "step": step, **how}
+
+
 def _gate(theta: Any) -> dict[str, Any]:
     units = [unit for unit, value in enumerate(theta.tolist()) if value > 0]
     return {"on": len(units), "of": len(theta), "units": units}
@@ -231,7 +268,8 @@ def best_points(entries: Sequence[Mapping[str, Any]], request: nodes.Request) ->
 def _contents(step: nodes.Step, request: nodes.Request) -> set[tuple[tuple[int, ...], ...]]:
     """Returns what the rows of a step say to the model, of those that its metrics are of."""
     observed = nodes.observed_by(step)
-    if not observed:
+    if not observed and not isinstance(step, nodes.FitProbe):
         return set()
-    prompts = [request.prompts[rows] for _, rows in sorted(observed[-1].rows.items())]
+    own = step.rows if isinstance(step, nodes.FitProbe) else observed[-1].rows
+    prompts = [request.prompts[rows] for _, rows in sorted(own.items())]
     return {tuple(prompt.ids for prompt in row) for row in zip(*prompts, strict=True)}

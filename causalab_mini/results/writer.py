@@ -16,10 +16,12 @@ from causalab_mini.results.store import CHECKPOINTS, DOCUMENT, POINTS, RECORD, S
 from causalab_mini.results.summary import (
     best_points,
     points_to_tell,
+    probe_entry,
     seen_rows,
     summarise,
     summarise_attribution,
     summarise_fit,
+    summarise_probe,
     summarise_stream,
 )
 from causalab_mini.results.tables import table_bytes
@@ -126,6 +128,13 @@ class Writer:
             if isinstance(step.node, nodes.Stream):
                 self.summary.setdefault("streams", []).append(summarise_stream(point.label, point.values, name, step.results))
                 self.warnings |= dict.fromkeys(points_to_tell(point.label, name, step.results))
+            if isinstance(step.node, nodes.FitProbe):
+                self.summary["metrics"] += summarise_probe(point.label, point.values, name, step.results)
+                entry = probe_entry(point.label, point.values, name, step.results)
+                self.summary.setdefault("probes", []).append(entry)
+                if not entry["converged"]:
+                    where = f"{point.label}: " if point.label else ""
+                    self.warnings[f"{where}a fit of the probe `{name}` did not come to its end: its scores may be too low"] = None
             for save, suffix in _saves(step.node):
                 parts = [part for part in (point.label, save.intervention, save.file_path) if part]
                 self.folder.write("/".join(parts), self.saved(point, step, save, suffix))
@@ -175,6 +184,8 @@ class Writer:
             if value in results["points"]:
                 return record_bytes(results["points"][value], point.digest)
             return table_bytes(results[value] if value in ("records", "verdicts") else results["generated"][value], suffix)
+        if isinstance(step.node, nodes.FitProbe):
+            return bytes(results["probe"].to_bytes()) if value == "probe" else table_bytes(results[value], suffix)
         if (made := results["outputs"].get(value)) is not None:
             return output_bytes(value, made.value, made.kind, made.groups, made.is_stacked, made.is_ragged, made.pattern, point.digest)
         if value in results:

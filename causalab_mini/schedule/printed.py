@@ -192,6 +192,13 @@ def stream_lines(request: nodes.Request) -> Iterator[str]:
         yield f"stream {step.name}: {_count(step.n_rows, 'row')}, a forward over the prompt, then up to {n} of one token each; one more where a point wants the last"
 
 
+def probe_lines(request: nodes.Request) -> Iterator[str]:
+    """Yields, for each linear probe, that it runs nothing, and how often it is fitted at every point."""
+    steps = {step.name: step for point in request.points for step in point.plan.steps if isinstance(step, nodes.FitProbe)}
+    for step in steps.values():
+        yield f"fit_probe {step.name}: no forward; {_count(step.n_rows, 'row')} of `{step.features}`, {step.folds} folds, and as many for every shuffle of the labels"
+
+
 def generation_lines(physical: Physical) -> Iterator[str]:
     """Yields what is generated, each once for all that look at it."""
     for one in physical.continuing.values():

@@ -13,7 +13,7 @@ from causalab_mini.plan.spec.metrics import METRIC_MODELS, Metric, TokenForm
 from causalab_mini.plan.spec.saves import Difference, Output, Save, Where
 from causalab_mini.plan.spec.selected import DrawnControl, as_control
 from causalab_mini.plan.spec.sites import Site
-from causalab_mini.plan.spec.steps import STEP_MODELS, Attribute, Observe, Step, Stream
+from causalab_mini.plan.spec.steps import STEP_MODELS, Attribute, FitProbe, Observe, Step, Stream
 
 __all__ = [
     "FEATURIZER_MODELS",
@@ -28,6 +28,7 @@ __all__ = [
     "DrawnControl",
     "Featurizer",
     "Fit",
+    "FitProbe",
     "Header",
     "Intervention",
     "Metric",

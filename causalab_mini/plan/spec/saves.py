@@ -49,7 +49,7 @@ class Save(Strict):
     """A value that is written to a file."""
 
     value: str
-    """A metric, an output, or a continuation `<model>.generated`; of a fit a curve, of `weights` a name; of a stream a point, `records` or `original.generated`; `<intervention>/<value>` where a list of interventions makes the bare name ambiguous."""
+    """A metric, an output, or a continuation `<model>.generated`; of a fit a curve, of `weights` a name; of a stream a point, `records` or `original.generated`; of a linear probe `probe`, `scores` or `predictions`; `<intervention>/<value>` where a list of interventions makes the bare name ambiguous."""
     file_path: str = Field(min_length=1)
     """Where, below the output folder: `.json`, `.csv` or `.parquet` for metrics and continuations, `.safetensors` for tensors."""
 

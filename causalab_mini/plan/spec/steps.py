@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, Tag, field_validator, model_validator
 
+from causalab_mini.data.fields import parse_field
 from causalab_mini.plan.spec.decoding import DecodeField
 from causalab_mini.plan.spec.fits import Fit, Weights
+from causalab_mini.plan.spec.metrics import COLUMN_PATH
 from causalab_mini.plan.spec.saves import OutputField, Save, Where
 from causalab_mini.plan.spec.selected import Control, InterventionField, Interventions
-from causalab_mini.plan.strict import FrozenDict, Name, Named, Strict, Tuple, invalid, shown, tag_by_kind
+from causalab_mini.plan.strict import MAX_SEED, FrozenDict, Name, Named, Strict, Tuple, invalid, shown, tag_by_kind
 from causalab_mini.probing.spec.entry import PointEntry
 
 
@@ -84,16 +86,54 @@ class Stream(Strict):
         return self.input or next(iter(self.rows))
 
 
-STEP_MODELS: Mapping[str, type[Strict]] = {"observe": Observe, "fit": Fit, "weights": Weights, "attribute": Attribute, "stream": Stream}
-NOT_YET_STEPS = ("fit_probe",)
+PROBE_TABLES = ("scores", "predictions")
+"""What a probe's training has beside the probe."""
 
-_BY_KIND, _KNOWN_KIND = tag_by_kind(STEP_MODELS, NOT_YET_STEPS)
+
+class FitProbe(Strict):
+    """Trains a linear probe on what an earlier step has read, cross-validated beside shuffled labels."""
+
+    kind: Literal["fit_probe"]
+    rows: Annotated[Named[str], Field(min_length=1)]
+    """The ref of the rows that were read, by role, as the step has it that read them; and that of `base`, which has the labels."""
+    features: Name
+    """An output of an earlier step: a read of one layer and one token a row, not reduced."""
+    label: str
+    """The column of what is to be read out; rows whose cell is empty are left out."""
+    probe: Literal["logistic", "ridge"]
+    """`logistic`: labels are classes (texts, whole numbers, `true` and `false`); `ridge`: they are numbers."""
+    folds: int = Field(5, ge=2)
+    """Parts of the rows, each predicted by a probe of the others; equal prompts are always in one part."""
+    seed: int = Field(0, ge=0, le=MAX_SEED)
+    """Of the parts, and of the shuffled labels."""
+    saves: Tuple[Save, ...] = ()
+    """What is written to files: `probe` as `.safetensors`; the tables `scores` and `predictions`."""
+
+    @field_validator("label")
+    @classmethod
+    def _column(cls, value: str) -> str:
+        if parse_field(value) is None:
+            raise invalid(COLUMN_PATH, shown(value))
+        return value
+
+
+STEP_MODELS: Mapping[str, type[Strict]] = {
+    "observe": Observe,
+    "fit": Fit,
+    "weights": Weights,
+    "attribute": Attribute,
+    "stream": Stream,
+    "fit_probe": FitProbe,
+}
+
+_BY_KIND, _KNOWN_KIND = tag_by_kind(STEP_MODELS, ())
 Step = Annotated[
     Annotated[Observe, Tag("<observe>")]
     | Annotated[Fit, Tag("<fit>")]
     | Annotated[Weights, Tag("<weights>")]
     | Annotated[Attribute, Tag("<attribute>")]
-    | Annotated[Stream, Tag("<stream>")],
+    | Annotated[Stream, Tag("<stream>")]
+    | Annotated[FitProbe, Tag("<fit_probe>")],
     _BY_KIND,
     _KNOWN_KIND,
 ]
