@@ -522,3 +522,74 @@ def test_sinks_that_can_not_be_are_refused_before_anything_runs(command, tmp_pat
     refused = command("probe", ROOT / "documents" / "specs" / "offset.yaml", *ASKED, *wrong, "--out", tmp_path / "no")
     assert (refused.code, named in refused.err) == (2, True), refused.err
     assert not (tmp_path / "no").exists()
+
+
+# A probe that a document trains
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Returns the file of the probe that `documents/linear_probe.json` trains at layer 2."""
+    from causalab_mini.experiment import load
+
+    out = tmp_path_factory.mktemp("linear_probe") / "out"
+    load(ROOT / "documents" / "linear_probe.json", overrides={"sites.stream.layers": 2}).run(out)
+    return out / "probe.safetensors"
+
+
+MONTHS = ("If this month is April, next month is", "If this month is June, next month is", "This month is August, so next month is")
+
+
+def test_a_spec_uses_the_probe_that_a_document_has_trained(command, trained, tmp_path):
+    from causalab_mini.ops.linear_probe import LinearProbe
+
+    spec = ROOT / "documents" / "specs" / "single_token.yaml"
+    prompts = [part for prompt in MONTHS for part in ("--prompt", prompt)]
+    asked = (*LLAMA, *prompts, "--max-new-tokens", 3, "--probe-arg", f"linear_probe.file={trained}", "--keep-activations")
+    done = command("probe", spec, *asked, "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    verdicts = json.loads((tmp_path / "out" / "verdicts.json").read_text(encoding="utf-8"))
+    assert [line["value"]["class"].strip() for line in verdicts] == ["May", "July", "September"]
+    from safetensors.torch import load_file
+
+    activations = load_file(tmp_path / "out" / "records.safetensors")["last_prompt_token/block_output/2"]
+    expected = LinearProbe.from_file(trained).probabilities(activations).amax(dim=-1)
+    torch.testing.assert_close(torch.tensor([line["value"]["probability"] for line in verdicts]), expected)
+    said = json.loads((tmp_path / "out" / "generated.json").read_text(encoding="utf-8"))
+    for line, verdict in zip(said, verdicts, strict=True):
+        assert line["text"].startswith(verdict["value"]["class"]), "the probe knows before the model has said it"
+    record = json.loads((tmp_path / "out" / "run.json").read_text(encoding="utf-8"))
+    assert set(record["probe_files"]) == {"last_prompt_token"}
+
+
+def test_a_linear_probe_stops_a_generation_of_a_class_beyond_its_threshold(watched, trained):
+    args = {"file": str(trained), "target": " July", "threshold": 0.9, "action": "abort"}
+    points = point("month", layers=(2,), position="prompt[-1]", probe_type="linear_probe", probe_kind="single_shot", probe_args=args)
+    recording = watched(points, prompts=MONTHS, n=3)
+    assert [one.ended for one in recording.generated] == ["length", "abort", "length"]
+    assert recording.generated[1].ids == ()
+    assert recording.aborts[1].reason.startswith("probability of ` July` 0.9")
+    found = [result.value for result in said(recording, "month")]
+    assert [value >= 0.9 for value in found] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("more", "args", "expected"),
+    [
+        ({"layers": [1]}, {}, "whose `layer` is `[1]`"),
+        ({"layers": [1, 2]}, {}, "whose `layer` is"),
+        ({"tensor_type": "mlp_out", "layers": [2]}, {}, "whose `component` is `['mlp_output']`"),
+        ({"tensor_type": "mlp_activation", "layers": [2]}, {}, "features"),
+        ({"layers": [2]}, {"target": " April"}, "a class of the probe"),
+        ({"layers": [2]}, {"threshold": 0.5}, "a class"),
+        ({"layers": [2]}, {"target": " May", "when": "over"}, "`above`, `below`"),
+    ],
+)
+def test_a_linear_probe_is_of_its_place_and_its_classes(watched, trained, more, args, expected):
+    probed = {"position": "prompt[-1]", "probe_type": "linear_probe", "probe_args": {"file": str(trained), **args}}
+    with pytest.raises(PlanError) as refused:
+        watched(point(**probed) | more)
+    assert expected in refused.value.text(), refused.value.text()
+    if "whose" in expected:
+        probed["probe_args"]["check_stamp"] = False
+        assert watched(point(**probed) | more, n=1).verdicts

@@ -131,7 +131,7 @@ class Linear(Probe):
             best = max(range(len(classes)), key=probabilities.__getitem__)
             return Verdict({"class": classes[best], "probability": probabilities[best]})
         found = probabilities[self.entry]
-        return self.rule.verdict(found, found, f"probability of {classes[self.entry]}")
+        return self.rule.verdict(found, found, f"probability of {quoted(classes[self.entry])}")
 
 
 @register("projection")
