@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from collections import deque
 
 import pytest
 
@@ -175,7 +176,7 @@ def test_a_blocking_probe_that_hangs_is_waited_for_to_its_limit_and_no_longer(on
     assert (stop is not None) is aborts
     assert outcome.abort == stop
     if aborts:
-        assert (stop.point, stop.reason) == ("hangs", "no answer within 40 ms")
+        assert (stop.point, stop.reason) == ("hangs", "no word of its probe: no answer within 40 ms")
     counts = outcome.counts["hangs"]
     assert (counts.fired, counts.received, counts.timed_out, counts.dropped) == (3, 1, 1, {"hung": 2})
     assert [(failure.call, failure.what) for failure in outcome.failures] == [("on_activation", "timed_out"), ("on_end", "timed_out")]
@@ -266,6 +267,180 @@ def test_tensors_are_numbers_and_what_json_has_not_is_a_failure():
     assert [(failure.what, failure.position) for failure in outcome.failures] == [("invalid", 2), ("invalid", 3), ("invalid", 4)]
 
 
+class OddError(Exception):
+    def __str__(self):
+        raise RuntimeError("even this fails")
+
+
+def nested():
+    value = []
+    value.append(value)
+    return value
+
+
+def odd(kind):
+    import torch
+
+    if kind == "raises":
+        raise OddError
+    if kind == "leaves":
+        raise SystemExit(3)
+    return {"nested": nested, "sparse": lambda: torch.eye(3).to_sparse(), "meta": lambda: torch.empty(3, device="meta")}[kind]()
+
+
+@pytest.mark.parametrize("limit", [None, 5.0])
+@pytest.mark.parametrize("more", [{}, ASYNC], ids=["inline", "async"])
+@pytest.mark.parametrize("kind", ["nested", "sparse", "meta", "raises", "leaves"])
+def test_an_odd_answer_is_a_failure_and_ends_no_thread(kind, more, limit):
+    class Says(Probe):
+        def on_activation(self, record):
+            return odd(kind)
+
+    with router({"odd": more, "good": ASYNC}, {"odd": (Says, {}), "good": (Echo, {})}, limits=Limits(inline_s=limit, n_workers=1)) as made:
+        for _ in range(2):
+            watch = made.open("r", 1)
+            watch.fire(0, records("odd", [0]))
+            watch.fire(1, records("good", range(40)))
+            outcome = watch.end("eos", 1)
+            assert len(values(outcome, "good")) == 41
+            (failure,) = outcome.failures
+            assert (failure.point, failure.what) == ("odd", "raised" if kind in ("raises", "leaves") else "invalid")
+            assert is_whole(outcome.counts["odd"])
+
+
+def test_one_async_probe_that_hangs_takes_no_time_of_another_at_the_usual_limits():
+    gate = threading.Event()
+    points = {"hangs": ASYNC, "good": ASYNC}
+    made = router(points, {"hangs": (Gate, {"gate": gate}), "good": (Echo, {})}, limits=Limits(drain_s=1.0))
+    with made:
+        watches = [made.open(str(number), 1) for number in range(4)]  # more than there are workers
+        for watch in watches:
+            watch.fire(0, records("hangs", range(3), watch.request))
+            watch.fire(1, records("good", range(10), watch.request))
+        for watch in watches:
+            watch.announce("eos", 10)
+        for watch in watches:
+            outcome = watch.end("eos", 10)
+            assert values(outcome, "good") == [*range(10), {"ended": "eos", "seen": list(range(10))}]
+            assert is_whole(outcome.counts["hangs"])
+            assert outcome.counts["hangs"].timed_out == 1
+        gate.set()
+
+
+def test_a_probe_has_its_own_limit_at_the_end_however_long_ago_its_request_ended():
+    class Last(Probe):
+        def on_activation(self, record):
+            return None
+
+        def on_end(self, end):
+            time.sleep(0.02)
+            return "the last word"
+
+    with router({"p": {}}, {"p": (Last, {})}, limits=Limits(drain_s=0.0)) as made:
+        watch = made.open("r", 1)
+        watch.announce("eos", 1)
+        time.sleep(0.02)
+        outcome = watch.end("eos", 1)
+    assert (values(outcome, "p"), outcome.failures) == (["the last word"], ())
+
+
+def test_on_timeout_abort_means_that_nothing_goes_on_unwatched():
+    policy = {"intervention": {"mode": "block_until_signal", "timeout_ms": 2000, "on_timeout": "abort"}}
+    for at in ("constructor", "on_start", "on_activation"):
+        with router({"p": policy}, {"p": (Raises, {"at": at})}, limits=Limits(n_failures=2)) as made:
+            for _ in range(4):  # the last ones are not even asked
+                watch = made.open("r", 1)
+                watch.fire(0, records("p", [0]))
+                assert watch.abort is not None
+                assert watch.abort.reason.startswith("no word of its probe")
+                watch.end("abort", 0)
+
+
+def test_a_verdict_at_the_start_can_stop_a_request_before_its_first_token():
+    class First(Probe):
+        def on_start(self, start):
+            return Verdict("not this one", "abort")
+
+    with router({"p": {}}, {"p": (First, {})}) as made:
+        watch = made.open("r", 1)
+        assert watch.abort is not None
+        assert values(watch.end("abort", 0), "p") == ["not this one"]
+
+
+def test_coroutines_of_a_point_share_a_loop_and_one_that_hangs_is_cancelled():
+    import asyncio
+
+    loops, cancelled = set(), threading.Event()
+    registry = Registry()
+
+    @async_probe("same", registry=registry)
+    async def same(record):
+        loops.add(id(asyncio.get_running_loop()))
+        await asyncio.sleep(0)
+        return record.position
+
+    @async_probe("hangs", registry=registry)
+    async def hangs(record):
+        try:
+            await asyncio.sleep(1000)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    points = {"same": ASYNC, "hangs": ASYNC}
+    made = router(points, {name: (registry.get(name), {}) for name in points}, limits=Limits(drain_s=0.3, n_workers=3))
+    with made:
+        watches = [made.open(str(number), 1) for number in range(5)]
+        for watch in watches:
+            watch.fire(0, records("same", range(20), watch.request))
+        watches[0].fire(1, records("hangs", [0], "0"))
+        outcomes = [watch.end("eos", 20) for watch in watches]
+        assert cancelled.wait(10)
+    assert len(loops) == 1
+    assert [values(outcome, "same") for outcome in outcomes] == [list(range(20))] * 5
+    assert outcomes[0].counts["hangs"].timed_out == 1
+
+
+def test_closing_a_router_ends_what_is_open():
+    gate = threading.Event()
+    made = router({"p": {**ASYNC, "queue_depth": 1}}, {"p": (Gate, {"gate": gate})})
+    watch = made.open("r", 1)
+    thread = threading.Thread(target=lambda: watch.fire(0, records("p", range(5))), daemon=True)
+    thread.start()
+    while not watch.counts()["p"].received:
+        time.sleep(0.001)
+    made.close()
+    thread.join(10)
+    assert not thread.is_alive(), "the full queue was waited for in vain"
+    gate.set()
+    assert is_whole(watch.counts()["p"])
+
+
+@pytest.mark.parametrize("options", [{"queue_depth": 0}, {"policy": InterventionPolicy(InterventionMode.BLOCK_UNTIL_SIGNAL)}])
+def test_options_that_can_not_be_are_refused(options):
+    with pytest.raises(ValueError, match="expected"):
+        router({"p": {}}, {"p": (Echo, {})}, **options)
+    for wrong in ({"inline_s": 0.0}, {"async_s": float("inf")}, {"drain_s": -1.0}, {"n_failures": 0}):
+        with pytest.raises(ValueError, match="expected"):
+            Limits(**wrong)
+
+
+def test_lists_of_arguments_are_every_probes_own():
+    class Appends(Probe):
+        def __init__(self, seen):
+            self.seen = seen
+
+        def on_activation(self, record):
+            self.seen.append(record.position)
+            return len(self.seen)
+
+    with router({"p": {}}, {"p": (Appends, {"seen": []})}) as made:
+        for number in range(3):
+            watch = made.open(str(number), 1)
+            watch.fire(0, records("p", range(2)))
+            assert values(watch.end("eos", 1), "p") == [1, 2]
+
+
 # Queues
 
 
@@ -348,25 +523,70 @@ def test_an_abort_at_the_end_stops_nothing():
 def test_a_breaker_opens_lets_one_call_through_and_closes_or_opens_again():
     now = [0.0]
     breaker = Breaker(3, 10.0, lambda: now[0])
-    for _ in range(2):
-        assert breaker.allows()
-        breaker.note(False)
-    assert (breaker.state, breaker.allows()) == ("closed", True)
-    breaker.note(True)
-    for _ in range(3):
-        assert breaker.allows()
-        breaker.note(False)
-    assert (breaker.state, breaker.allows()) == ("open", False)
+
+    def call(went_well):
+        leave = breaker.ask()
+        if leave is not None:
+            breaker.note(leave, went_well)
+        return leave is not None
+
+    assert [call(False), call(False), call(True)] == [True] * 3
+    assert breaker.state == "closed"
+    assert [call(False), call(False), call(False), call(True)] == [True, True, True, False]
+    assert breaker.state == "open"
     now[0] = 10.0
     assert breaker.state == "half_open"
-    assert [breaker.allows() for _ in range(3)] == [True, False, False], "one is tried"
-    breaker.note(False)
-    assert (breaker.state, breaker.allows()) == ("open", False)
+    first, *others = [breaker.ask() for _ in range(3)]
+    assert others == [None, None], "one is tried"
+    breaker.note(first, False)
+    assert (breaker.state, breaker.ask()) == ("open", None)
     now[0] = 20.0
-    assert breaker.allows()
-    breaker.note(True)
-    assert [breaker.allows() for _ in range(3)] == [True] * 3
+    assert [call(True), call(True), call(False)] == [True] * 3
     assert breaker.state == "closed"
+
+
+def test_calls_from_before_say_nothing_to_a_breaker():
+    now = [0.0]
+    breaker = Breaker(2, 10.0, lambda: now[0])
+    old = breaker.ask()
+    for _ in range(2):
+        breaker.note(breaker.ask(), False)
+    breaker.note(old, True)
+    assert breaker.state == "open"
+    now[0] = 10.0
+    trial = breaker.ask()
+    breaker.note(old, False)
+    assert breaker.ask() is None, "the trial is still out"
+    breaker.note(trial, True)
+    assert breaker.state == "closed"
+    breaker.note(trial, False)
+    breaker.note(trial, False)
+    assert breaker.state == "closed"
+
+
+@pytest.mark.parametrize("on", ["on_start", "on_end"])
+def test_only_activations_open_a_breaker(on):
+    with router({"p": {}}, {"p": (Raises, {"at": on})}, limits=Limits(n_failures=1)) as made:
+        for _ in range(3):
+            watch = made.open("r", 1)
+            watch.fire(0, records("p", [0]))
+            watch.end("eos", 1)
+        assert made.breakers["p"].state == "closed"
+
+
+def test_a_probe_that_keeps_timing_out_is_left_alone_whatever_comes_late():
+    class Slow(Probe):
+        def on_activation(self, record):
+            time.sleep(0.03)
+
+    policy = {"intervention": {"mode": "block_until_signal", "timeout_ms": 5}}
+    with router({"p": policy}, {"p": (Slow, {})}, limits=Limits(n_failures=3, cooldown_s=100)) as made:
+        for number in range(4):
+            watch = made.open(str(number), 1)
+            watch.fire(0, records("p", [0]))
+            outcome = watch.end("eos", 1)
+        assert made.breakers["p"].state == "open"
+    assert outcome.counts["p"].dropped == {"circuit_open": 1}
 
 
 @pytest.mark.parametrize("more", [{}, ASYNC], ids=["inline", "async"])
@@ -459,9 +679,11 @@ def test_nothing_is_lost_under_load_with_slow_failing_and_hanging_probes():
             assert is_whole(counts), (number, name, counts)
             said = values(outcome, name)
             assert said == sorted(said), "in order"
-            assert len(said) == counts.received - counts.raised - counts.timed_out
+            in_time = [result for result in outcome.results if result.point == name and not result.is_late]
+            assert len(in_time) == counts.received - counts.raised - counts.timed_out
             n_failed = sum(failure.point == name and failure.call == "on_activation" for failure in outcome.failures)
-            assert n_failed == counts.raised + counts.timed_out
+            assert n_failed >= counts.raised + counts.timed_out
+            assert len(said) - len(in_time) + n_failed - counts.raised - counts.timed_out <= counts.timed_out, "what is late is late once"
             assert {result.request for result in outcome.results} == {str(number)}, "none mixed up"
     for name, counts in totals.items():
         assert counts.fired == 16 * 60
@@ -532,9 +754,11 @@ def test_functions_are_probes_inline_or_async():
     assert (values(outcome, "a"), values(outcome, "b")) == ([6], [2])
     with pytest.raises(TypeError, match="a function of an activation"):
         inline_probe(lambda *, record: None)
+    with pytest.raises(TypeError, match="a function of an activation"):
+        inline_probe(lambda: None)
 
 
-@pytest.mark.parametrize("shared", [[], {}, set()])
+@pytest.mark.parametrize("shared", [[], {}, set(), deque()])
 def test_a_class_that_its_probes_would_share_state_by_is_refused(shared):
     kind = type("Shares", (TrajectoryProbe,), {"seen": shared})
     with pytest.raises(TypeError, match=r"`Shares\.seen`"):
@@ -542,6 +766,9 @@ def test_a_class_that_its_probes_would_share_state_by_is_refused(shared):
     child = type("Child", (kind,), {})
     with pytest.raises(TypeError, match=r"`Shares\.seen`"):
         Registry().register("child", child)
+    mixin = type("Mixin", (), {"seen": shared})
+    with pytest.raises(TypeError, match=r"`Mixin\.seen`"):
+        Registry().register("mixed", type("Mixed", (Probe, mixin), {}))
 
 
 def test_names_are_taken_once():

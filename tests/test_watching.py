@@ -1,6 +1,7 @@
 """Probes that watch a generation: what they are given, what they say, when they stop it; and rows that come and go."""
 
 import json
+import sys
 import threading
 import time
 
@@ -331,6 +332,34 @@ def test_a_row_that_is_cancelled_leaves_and_the_others_do_not_notice(engines):
     assert len(less["1", "stream"]) < len(given["1", "stream"])
 
 
+@pytest.mark.parametrize("is_divisible", [True, False])
+def test_a_row_that_is_cancelled_before_its_last_token_is_fed_has_no_end_and_every_row_ends_once(engines, monkeypatch, is_divisible):
+    from causalab_mini.probing.run.together import Together
+
+    monkeypatch.setattr(Together, "is_divisible", is_divisible)
+    engine = engines("successor-llama", "hooks")
+    prompts = prompts_of(PROMPTS, engine.tokenizer, "prompts")
+    decodes = [Decode(max_new_tokens=n, ignore_eos=True) for n in (3, 5, 6)]
+    plain, given = followed(engine, prompts, decodes, {0: 0, 1: 0, 2: 0})
+    ended, less = followed(engine, prompts, decodes, {0: 0, 1: 0, 2: 0}, cancels={0: 2, 1: 9})
+    assert {number: (row.ended, row.ids) for number, row in ended.items()} == {
+        number: (row.ended, row.ids) for number, row in plain.items()
+    }
+    assert ("0", "end") in given
+    assert ("0", "end") not in less
+    assert [value[:2] for value in given["2", "stream"]] == [value[:2] for value in less["2", "stream"]]
+
+
+@pytest.mark.parametrize("name", ["successor-llama", "successor-gpt2"])
+def test_places_inside_attention_above_all_others_are_there_at_the_last_token_too(watched, name):
+    points = [point("low", layers=(0,), probe_type="record"), point("high", "kv", layers=(2,), probe_type="record")]
+    recording = watched(*points, name=name)
+    alone = watched(points[1], name=name)
+    for component in ("attention_key", "attention_value"):
+        assert torch.equal(recording.tensor("high", 2, component), alone.tensor("high", 2, component))
+    assert len(recording.tensor("low")) == 18
+
+
 def test_a_row_whose_logits_are_not_finite_ends_alone(engines, monkeypatch):
     engine = engines("successor-llama", "hooks")
     prompts = prompts_of(PROMPTS, engine.tokenizer, "prompts")
@@ -407,6 +436,8 @@ def test_a_file_registers_probes_and_what_they_say_is_written(command, tmp_path)
         (("--probe-arg", "norm_monitor"), "--probe-arg"),
         (("--probe-arg", "norm_monitor.most=3"), "probe_args.most"),
         (("--probe-timeout", "0"), "--probe-timeout"),
+        (("--probe-timeout", "inf"), "--probe-timeout"),
+        (("--probe-arg", "nrom_monitor.max=3"), "`norm_monitor`"),
     ],
 )
 def test_wrong_options_of_probes_are_refused(command, tmp_path, wrong, named):
@@ -432,6 +463,31 @@ def test_specs_that_ship_run_with_their_probes(command, tmp_path, name):
     verdicts = json.loads((tmp_path / "out" / "verdicts.json").read_text(encoding="utf-8"))
     assert {line["point"] for line in verdicts} == set(load_yaml_file(spec).names)
     assert "not carried out" not in done.err
+
+
+def test_another_text_of_a_file_of_probes_is_another_request(engines, tmp_path):
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    from causalab_mini.probing.probes import Binding
+    from causalab_mini.probing.request import make_request
+
+    engine = engines("successor-llama", "hooks")
+    prompts = prompts_of(PROMPTS, engine.tokenizer, "prompts")
+    found = []
+    for number, text in enumerate((PROBES, PROBES, PROBES.replace("most=3", "most=4"))):
+        file = tmp_path / f"mine{number}.py"
+        file.write_text(text, encoding="utf-8")
+        spec = spec_from_file_location(f"mine{number}", file)
+        module = module_from_spec(spec)
+        registry = Registry()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(REGISTRY, "_classes", registry._classes)
+            patch.setitem(sys.modules, f"mine{number}", module)
+            spec.loader.exec_module(module)
+            points = [point("stop", probe_type="counts_to"), point("n", probe_type="how_many")]
+            watching = watch(spec_of(*points), engine.facts, engine.tokenizer, Binding(registry))
+            found.append(make_request(watching, prompts, Decode(max_new_tokens=2)).digest)
+    assert found[0] == found[1] != found[2]
 
 
 def test_another_probe_or_another_of_its_files_is_another_request(engines, tmp_path):
@@ -576,9 +632,9 @@ def test_a_linear_probe_stops_a_generation_of_a_class_beyond_its_threshold(watch
 @pytest.mark.parametrize(
     ("more", "args", "expected"),
     [
-        ({"layers": [1]}, {}, "whose `layer` is `[1]`"),
+        ({"layers": [1]}, {}, "whose `layer` is `1`"),
         ({"layers": [1, 2]}, {}, "whose `layer` is"),
-        ({"tensor_type": "mlp_out", "layers": [2]}, {}, "whose `component` is `['mlp_output']`"),
+        ({"tensor_type": "mlp_out", "layers": [2]}, {}, "whose `component` is `mlp_output`"),
         ({"tensor_type": "mlp_activation", "layers": [2]}, {}, "features"),
         ({"layers": [2]}, {"target": " April"}, "a class of the probe"),
         ({"layers": [2]}, {"threshold": 0.5}, "a class"),

@@ -97,17 +97,18 @@ def probe(
     points = watching.read_spec(spec)
     named = watching.model_of(model, revision, dtype, attention)
     _refuse_unless_one(prompt, data, field, data_root)
-    binding = watching.binding(probes, probe_args, spec.parent)
+    binding = watching.binding(points, probes, probe_args, spec.parent)
     engine, watched = watching.opened(spec, points, named, device_map, trust_remote_code, binding, only_records)
     request, source = _request(engine, watched, prompt, data, field, data_root, how, keep_activations)
     given = {"spec": str(spec), "batch_size": batch_size, "device_map": device_map, "only_records": only_records, **source}
     if watched.probes:
         given |= {"probes": list(map(str, probes or ())), "probe_timeout": probe_timeout, "probe_drain": probe_drain}
+    limits = watching.limits(probe_timeout, probe_drain)
     told = sinks.opened(ndjson, ndjson_bytes, webhook, webhook_token_env, dead_letters, redact, send_activations)
     folder = RecordingFolder(out, request, given)
     folder.begin()
     try:
-        routing = Routing(limits=watching.limits(probe_timeout, probe_drain), sinks=tuple(told))
+        routing = Routing(limits=limits, sinks=tuple(told))
         try:
             recording = _recorded(engine, request, batch_size, as_json, routing)
         finally:

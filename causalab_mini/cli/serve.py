@@ -98,7 +98,7 @@ def serve(
         raise UsageError(Problem("--host", "an address of this machine alone, as there is no token", quoted(host), hint, "usage"))
     points = watching.read_spec(spec)
     named = watching.model_of(model, revision, dtype, attention)
-    binding = watching.binding(probes, probe_args, spec.parent)
+    binding = watching.binding(points, probes, probe_args, spec.parent)
     engine, watched = watching.opened(spec, points, named, device_map, trust_remote_code, binding, only_records=False)
     rules = Rules(token, loopback_names(host) if is_local else None, max_body, n_requests=max_rows + max_queue + 64)
     served = Served(name or _name_of(model), watched, engine.tokenizer, n_tokens=max_tokens, n_prompt_tokens=max_prompt_tokens, logs=log)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from causalab_mini.cli import options
-from causalab_mini.errors import Problem, UsageError, quoted
+from causalab_mini.errors import Problem, UsageError, did_you_mean, listed, quoted
 
 if TYPE_CHECKING:
     from causalab_mini.engine.engines.base import BaseEngine
@@ -93,24 +93,35 @@ def opened(
     return engine, watch(points, engine.facts, engine.tokenizer, binding, only_records=only_records, file=str(file))
 
 
-def binding(files: list[Path] | None, arguments: list[str] | None, folder: Path) -> Binding:
+def binding(points: ProbeSpec, files: list[Path] | None, arguments: list[str] | None, folder: Path) -> Binding:
     """Returns what a spec's probes are made of, having run the files that register some.
 
     Raises:
-        UsageError: a file can't be run, or an argument is not `TYPE.NAME=VALUE`.
+        UsageError: a file can't be run, or an argument is not `TYPE.NAME=VALUE`, or of no probe of the spec.
     """
     from causalab_mini.probing.probes import Binding
 
     for file in files or ():
         _run(file)
-    return Binding(defaults=_defaults(arguments), folder=folder)
+    defaults, there = _defaults(arguments), list(dict.fromkeys(point.probe_type for point in points))
+    for kind in defaults:
+        if kind not in there:
+            expected = f"the `probe_type` of a point ({listed(there)})"
+            raise UsageError(Problem("--probe-arg", expected, quoted(kind), did_you_mean(kind, there), "usage"))
+    return Binding(defaults=defaults, folder=folder)
 
 
 def limits(timeout_s: float, drain_s: float) -> Limits:
     """Returns how long probes are waited for."""
     from causalab_mini.probing.router import Limits
 
-    return Limits(inline_s=timeout_s, async_s=timeout_s, drain_s=drain_s)
+    try:
+        return Limits(inline_s=timeout_s, async_s=timeout_s, drain_s=drain_s)
+    except ValueError:
+        got = quoted(f"{timeout_s:g}, {drain_s:g}")
+        raise UsageError(
+            Problem("--probe-timeout", "seconds, and `--probe-drain` too: above 0, at most a day", got, code="usage")
+        ) from None
 
 
 def _run(file: Path) -> None:

@@ -32,8 +32,8 @@ def run_hooked(
     with gradients(shortcut.mode), ExitStack() as stack:
         left = stack.enter_context(interiors(module, visits, state))
         stack.enter_context(shaped(module, facts, shortcut))
-        for index, stop in enumerate(left):
-            ends = shortcut.stops and index == len(left) - 1
+        for stop in left:
+            ends = shortcut.stops and stop is visits[-1]  # those inside attention may come later than the last that is left
             target = module.get_submodule(stop.address.module)
             if stop.address.side == "input":
                 stack.callback(target.register_forward_pre_hook(_on_input(stop, state, ends), with_kwargs=True).remove)

@@ -34,7 +34,24 @@ class BoundProbe:
 
     def make(self) -> Probe:
         """Returns a fresh probe."""
-        return self.kind(**self.arguments)
+        return self.kind(**{name: _fresh(value) for name, value in self.arguments.items()})
+
+    @property
+    def code(self) -> dict[str, str]:
+        """What its class is, as JSON data: its name, and the checksum of the file of one that does not ship."""
+        function = getattr(self.kind, "function", self.kind)
+        name = (
+            f"{self.kind.__module__}.{self.kind.__qualname__}"
+            if function is self.kind
+            else f"{function.__module__}.{function.__qualname__}"
+        )
+        if name.startswith("causalab_mini."):
+            return {"name": name}
+        try:
+            file = inspect.getsourcefile(function)
+            return {"name": self.kind.__qualname__, "sha256": hashlib.sha256(Path(str(file)).read_bytes()).hexdigest()}
+        except (TypeError, OSError):
+            return {"name": name}
 
 
 @dataclass(slots=True)
@@ -140,6 +157,13 @@ class Binding:
                 raise _refused(point, where, "a file that can be read", f"{quoted(given)}: {error.strerror}", code="unreadable") from None
         looked = "" if Path(given).is_absolute() else f", looked for in {listed(dict.fromkeys(str(folder) for folder in folders))}"
         raise _refused(point, where, "a file", f"{quoted(given)}, which is not there{looked}", code="unreadable")
+
+
+def _fresh(value: Any) -> Any:
+    """Returns lists and dicts of their own, so that what one probe does to an argument touches no other."""
+    if isinstance(value, Mapping):
+        return {key: _fresh(inner) for key, inner in value.items()}
+    return [_fresh(inner) for inner in value] if isinstance(value, list) else value
 
 
 def problems_of_record(point: ExtractionPoint) -> Iterator[Issue]:

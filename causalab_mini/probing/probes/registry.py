@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping, MutableSequence, MutableSet
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar, overload
 
@@ -16,7 +16,7 @@ GROUP = "causalab_mini.probes"
 """The entry points of packages that bring probes: name = the `probe_type`, value = the class."""
 RECORD = "record"
 """The `probe_type` that needs no probe: it keeps what it is given."""
-SHARED = (list, dict, set, bytearray)
+SHARED = (MutableMapping, MutableSequence, MutableSet)
 
 Kind = type[Probe]
 _Class = TypeVar("_Class", bound=Kind)
@@ -42,7 +42,7 @@ class Registry:
             raise TypeError(f"expected a class of probes (a subclass of `Probe`), got {quoted(probe)}")
         if not isinstance(name, str) or not name.strip() or name == RECORD:
             raise ValueError(f"expected a name of a probe (`{RECORD}` is built in), got {quoted(name)}")
-        for owner in probe.__mro__[: probe.__mro__.index(Probe)]:
+        for owner in (owner for owner in probe.__mro__ if owner not in (Probe, object)):
             for key, value in vars(owner).items():
                 if isinstance(value, SHARED) and not key.startswith("__"):
                     expected = "a class without state that its probes share (make it in `__init__`, or a tuple)"
@@ -125,16 +125,19 @@ def _decorated(name: Any, mode: ExecutionMode, registry: Registry) -> Any:
     return taken(name) if callable(name) else taken
 
 
-def _class_of(name: str, function: Function, its_mode: ExecutionMode) -> Kind:
+def _class_of(name: str, its_function: Function, its_mode: ExecutionMode) -> Kind:
     """Returns the class whose probes call a function."""
-    first, *keywords = inspect.signature(function).parameters.values()
-    if first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+    function = its_function
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters or parameters[0].kind not in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
         raise TypeError(f"expected a function of an activation and keywords, got `{function.__name__}{inspect.signature(function)}`")
+    keywords = parameters[1:]
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     keywords = [one.replace(kind=one.KEYWORD_ONLY) if one.kind is one.POSITIONAL_OR_KEYWORD else one for one in keywords]
 
     class FunctionProbe(Probe):
         mode = its_mode
+        function = staticmethod(its_function)
         is_coroutine = inspect.iscoroutinefunction(function)
 
         def __init__(self, **arguments: Any) -> None:

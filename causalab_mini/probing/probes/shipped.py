@@ -48,7 +48,8 @@ class Threshold:
 
     def verdict(self, value: Any, score: float, what: str) -> Verdict:
         """Returns the verdict on a score; `value` is what it says of it."""
-        if self._threshold is None or not (score >= self._threshold if self._when == ABOVE else score < self._threshold):
+        is_within = self._threshold is None or (score < self._threshold if self._when == ABOVE else score >= self._threshold)
+        if is_within:  # a score that is no number is not
             return Verdict(value)
         sign = "≥" if self._when == ABOVE else "<"
         return Verdict(value, self._action, f"{what} {score:.4g} {sign} {self._threshold:g}")
@@ -93,7 +94,7 @@ class Linear(Probe):
         if threshold is None and self.entry is not None:
             threshold = 0.5
         self.rule = Threshold(threshold, when, action)
-        self.check_stamp = check_stamp
+        self.check_stamp = _flag("check_stamp", check_stamp)
         self.weight, self.bias = self.trained.weight, self.trained.bias
 
     def fits(self, point: ExtractionPoint, facts: ModelFacts) -> None:
@@ -101,21 +102,17 @@ class Linear(Probe):
         _fits_width(point, facts, self.weight.shape[-1], "file")
         if not self.check_stamp:
             return
-        own: dict[str, Any] = {"model": facts.key, "revision": facts.revision}
-        stamp = self.trained.stamp
-        layers: list[int | None] = [*point.layers] or [None]
+        own: dict[str, list[Any]] = {
+            "model": [facts.key],
+            "revision": [facts.revision],
+            "component": list(point.components),
+            "layer": [*point.layers] if point.layers else [None],
+        }
         for key in STAMPED:
-            if key not in stamp:
-                continue
-            there = own.get(key, point.components if key == "component" else layers)
-            if stamp[key] not in (there if key in ("component", "layer") else (there,)) or (key == "layer" and len(layers) > 1):
+            if key in self.trained.stamp and own[key] != [self.trained.stamp[key]]:
+                there = own[key][0] if len(own[key]) == 1 else own[key]
                 hint = "`check_stamp: false` takes it anyway"
-                raise ProbeMisfit(
-                    "file",
-                    f"a probe whose `{key}` is {quoted(list(there) if key in ('component', 'layer') else there)}",
-                    quoted(stamp[key]),
-                    hint,
-                )
+                raise ProbeMisfit("file", f"a probe whose `{key}` is {quoted(there)}", quoted(self.trained.stamp[key]), hint)
 
     def on_activation(self, record: ActivationRecord) -> Verdict:
         """Returns what the probe makes of an activation."""
@@ -170,7 +167,7 @@ class Projection(Probe):
             raise ProbeMisfit(
                 "direction" if file is None else "file", "a direction whose length is above 0 and finite", f"one of length {length:g}"
             )
-        if normalize:
+        if _flag("normalize", normalize):
             self.direction = self.direction / length
         self.from_file = file is not None
         self.rule = Threshold(threshold, when, action)
@@ -344,3 +341,9 @@ def _number(name: str, value: Any) -> float:
 def _one_of(name: str, value: Any, words: Sequence[str]) -> None:
     if value not in words:
         raise ProbeMisfit(name, listed(words), quoted(value))
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ProbeMisfit(name, "`true` or `false`", quoted(value))
+    return value

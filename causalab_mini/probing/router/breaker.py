@@ -27,6 +27,7 @@ class Breaker:
         self._n_in_a_row = 0
         self._opened: float | None = None
         self._is_tried = False
+        self._age = 0
 
     @property
     def state(self) -> str:
@@ -39,22 +40,24 @@ class Breaker:
             return "closed"
         return "half_open" if self._clock() - self._opened >= self._cooldown_s else "open"
 
-    def allows(self) -> bool:
-        """Returns whether a call may be made; whoever is told so says afterwards how it went."""
+    def ask(self) -> int | None:
+        """Returns a leave for one call, which `note` takes back; None where none may be made."""
         with self._lock:
-            if self._opened is None:
-                return True
-            if self._state() == "open" or self._is_tried:
-                return False
-            self._is_tried = True
-            return True
+            if self._opened is not None:
+                if self._state() == "open" or self._is_tried:
+                    return None
+                self._is_tried = True
+                self._age += 1
+            return self._age
 
-    def note(self, went_well: bool) -> None:
-        """Takes note of how a call went."""
+    def note(self, leave: int, went_well: bool) -> None:
+        """Takes note of how a call went; what began before the breaker last opened, closed or tried a call says nothing any more."""
         with self._lock:
+            if leave != self._age:
+                return
             self._n_in_a_row = 0 if went_well else self._n_in_a_row + 1
-            was_tried, self._is_tried = self._is_tried, False
-            if went_well:
-                self._opened = None
-            elif was_tried or self._n_in_a_row >= self._limit:
-                self._opened = self._clock()
+            if self._opened is None and (went_well or self._n_in_a_row < self._limit):
+                return
+            self._opened = None if went_well else self._clock()
+            self._is_tried = False
+            self._age += 1

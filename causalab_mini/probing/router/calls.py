@@ -16,7 +16,7 @@ class Call:
         error: what it raised.
     """
 
-    def __init__(self, work: Callable[[], Any], on_late: Callable[[Call], None]) -> None:
+    def __init__(self, work: Callable[[], Any], on_late: Callable[[Call], object]) -> None:
         self._work, self._on_late = work, on_late
         self._lock = threading.Lock()
         self._done = threading.Event()
@@ -36,13 +36,14 @@ class Call:
         except BaseException as error:
             self.error = error
         with self._lock:
-            self._done.set()
-            is_late = self.is_late
-        if is_late:
-            self._on_late(self)
+            if not self.is_late:
+                self._done.set()
+                return
+        self._on_late(self)
+        self._done.set()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Returns whether it came back in time; else it is late, and is told of when it does."""
+        """Returns whether it came back in time; else it is late, and is told of when it does, before it counts as done."""
         if self._done.wait(timeout_s):
             return True
         with self._lock:
@@ -59,8 +60,9 @@ class Callers:
         self._name = name
         self._lock = threading.Lock()
         self._idle: list[_Caller] = []
+        self._is_closed = False
 
-    def start(self, work: Callable[[], Any], on_late: Callable[[Call], None]) -> Call:
+    def start(self, work: Callable[[], Any], on_late: Callable[[Call], object]) -> Call:
         """Returns a call that has begun on another thread."""
         call = Call(work, on_late)
         with self._lock:
@@ -74,13 +76,16 @@ class Callers:
     def close(self) -> None:
         """Ends the threads that are idle."""
         with self._lock:
-            idle, self._idle = self._idle, []
+            idle, self._idle, self._is_closed = self._idle, [], True
         for caller in idle:
             caller.give(None)
 
     def _take_back(self, caller: _Caller) -> None:
         with self._lock:
-            self._idle.append(caller)
+            if not self._is_closed:
+                self._idle.append(caller)
+                return
+        caller.give(None)
 
 
 class _Caller(threading.Thread):

@@ -8,6 +8,10 @@ QUEUE_DEPTH = 32
 """Activations that an async point may have waiting, where neither it nor the router says otherwise."""
 
 
+MOST_S = 24 * 60 * 60.0
+"""Seconds that anything is waited for at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits of a router, in seconds.
@@ -31,5 +35,10 @@ class Limits:
 
     def __post_init__(self) -> None:
         positive = (self.async_s, self.cooldown_s, *(() if self.inline_s is None else (self.inline_s,)))
-        if any(not value > 0 for value in positive) or self.drain_s < 0 or self.n_failures < 1 or self.n_workers < 1:
-            raise ValueError(f"expected limits above 0, got {self}")
+        if (
+            any(not 0 < value <= MOST_S for value in positive)
+            or not 0 <= self.drain_s <= MOST_S
+            or self.n_failures < 1
+            or self.n_workers < 1
+        ):
+            raise ValueError(f"expected limits above 0, and at most a day, got {self}")

@@ -71,7 +71,7 @@ class Counts:
         fired: activations that the point took.
         received: those that its probe was called with, whatever came of it.
         dropped: those that it was not, by why: `overflow`, `circuit_open`, `hung`, `not_started`, `drain`.
-        raised, timed_out: of the received, how many raised, and how many were not waited for to the end.
+        raised, timed_out: of the received, how many raised, and how many were not waited for to the end, whatever came of them later.
     """
 
     fired: int = 0

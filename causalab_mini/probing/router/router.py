@@ -12,7 +12,7 @@ from causalab_mini.probing.probes.base import ActivationRecord, End, Start
 from causalab_mini.probing.probes.bound import BoundProbe
 from causalab_mini.probing.router.breaker import Breaker
 from causalab_mini.probing.router.calls import Callers
-from causalab_mini.probing.router.limits import QUEUE_DEPTH, Limits
+from causalab_mini.probing.router.limits import MOST_S, QUEUE_DEPTH, Limits
 from causalab_mini.probing.router.pool import Pool
 from causalab_mini.probing.router.results import Abort, Counts, Failure, Outcome, ProbeResult
 from causalab_mini.probing.router.slots import InlineSlot, KeptSlot, Owner, QueuedSlot, Slot
@@ -33,7 +33,7 @@ class Router:
         keeps: whether activations are kept in what comes of a request, those of points without a probe too.
 
     Raises:
-        ValueError: a point breaks the rules of async points, which the parser would have refused.
+        ValueError: a point breaks the rules of async points, which the parser would have refused; or the policy or the depth can't be.
     """
 
     def __init__(
@@ -51,6 +51,10 @@ class Router:
         self.policy, self.queue_depth = policy or InterventionPolicy(), queue_depth
         for point in spec:
             _judge(point)
+        if queue_depth < 1:
+            raise ValueError(f"expected a queue of at least 1 activation, got {queue_depth}")
+        if self.policy.mode is InterventionMode.BLOCK_UNTIL_SIGNAL and not (self.policy.timeout_ms or 0) >= 1:
+            raise ValueError(f"expected a timeout of at least 1 ms beside `block_until_signal`, got {self.policy.timeout_ms}")
         self.breakers = {name: Breaker(self.limits.n_failures, self.limits.cooldown_s) for name in self.probes}
         self.hands_on_activations = any(sink.wants_activations for sink in self.sinks)
         everything = self.keeps or self.hands_on_activations
@@ -78,7 +82,12 @@ class Router:
         return totals
 
     def close(self) -> None:
-        """Ends the threads; requests are to be ended before."""
+        """Ends the threads; requests that are not ended yet are, without waiting for what is left of them."""
+        with self._lock:
+            left = list(self._open)
+        for watch in left:
+            watch.announce("error", 0, drain_s=0.0)
+            watch.end("error", 0)
         self._pool.close()
         self._callers.close()
 
@@ -98,7 +107,7 @@ class Router:
             return QueuedSlot(*given, pool=self._pool, depth=point.queue_depth or self.queue_depth)
         policy = point.intervention or self.policy
         blocks = policy.mode is InterventionMode.BLOCK_UNTIL_SIGNAL
-        timeout_s = (policy.timeout_ms or 1) / 1000 if blocks else self.limits.inline_s
+        timeout_s = min((policy.timeout_ms or 1) / 1000, MOST_S) if blocks else self.limits.inline_s
         return InlineSlot(*given, callers=self._callers, policy=policy, timeout_s=timeout_s)
 
     def ended(self, watch: Watch) -> None:
@@ -151,16 +160,17 @@ class Watch(Owner):
             self._activations += records
         self._slots[number].fire(records)
 
-    def announce(self, ended: str, n_generated: int) -> None:
-        """Tells the probes that there are no more activations, and does not wait: `end` does, for what is left of the limit.
+    def announce(self, ended: str, n_generated: int, drain_s: float | None = None) -> None:
+        """Tells the queues that there are no more activations, and does not wait: `end` does, for what is left of the limit.
 
         Args:
             ended: what ended the generation.
             n_generated: tokens of it.
+            drain_s: the limit; None for the router's own.
         """
         if self._end is None:
             self._end = End(ended, n_generated)
-            self._deadline = time.monotonic() + self._router.limits.drain_s
+            self._deadline = time.monotonic() + (self._router.limits.drain_s if drain_s is None else drain_s)
             for slot in self._slots.values():
                 slot.end(self._end)
 

@@ -8,6 +8,8 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
     from causalab_mini.probing.router.pool import Pool
 
 MAX_MESSAGE = 500
+MAX_DEPTH = 50
+"""Of lists and dicts in each other, in a value."""
+TAKING_S = 1.0
+"""Seconds that taking a value may need which has come back already."""
 
 
 class Owner(ABC):
@@ -82,33 +88,46 @@ class Slot(ABC):
 
     def failed(self, call: str, error: BaseException | str, record: ActivationRecord | None = None, what: str = "raised") -> None:
         """Tells of a call that came to nothing."""
-        message = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         position = None if record is None else record.position
+        message = error if isinstance(error, str) else _said(error)
         self.owner.take_failure(Failure(self.point.name, self.owner.request, call, what, message[:MAX_MESSAGE], position))
 
-    def came(self, call: str, value: Any, error: BaseException | None, record: ActivationRecord | None, is_late: bool = False) -> None:
-        """Takes what a call came to: a verdict, nothing, or an error."""
+    def came(
+        self, call: str, value: Any, error: BaseException | None, record: ActivationRecord | None, leave: int | None, is_late: bool = False
+    ) -> bool:
+        """Returns whether a call came to a verdict or to nothing to say, and not to an error; whatever it came to is taken.
+
+        Args:
+            call: which of the probe's methods.
+            value: that it returned.
+            error: that it raised.
+            record: that it was given.
+            leave: of the breaker; None where it was not asked, or has been told already.
+            is_late: whether nobody waited for it any more.
+        """
+        verdict: Verdict | None = None
+        what = "raised"
+        if error is None:
+            try:
+                verdict = _verdict(value)
+            except Exception as wrong:  # whatever a value's own methods do
+                error, what = wrong, "invalid"
+        if leave is not None:
+            self.breaker.note(leave, error is None)
         if error is not None:
-            self.breaker.note(False)
-            with self.changed:
-                self.counts.raised += call == "on_activation"
-            self.failed(call, error, record)
-            return
-        try:
-            verdict = _verdict(value)
-        except (TypeError, ValueError) as wrong:
-            self.breaker.note(False)
-            self.failed(call, str(wrong), record, "invalid")
-            return
-        if call == "on_activation":
-            self.breaker.note(True)
+            if what == "raised" and call == "on_activation" and not is_late:
+                with self.changed:
+                    self.counts.raised += 1
+            self.failed(call, _said(error, what == "raised"), record, what)
+            return False
         if verdict is None:
-            return
+            return True
         place = {} if record is None else {name: getattr(record, name) for name in _PLACE}
         name, request = self.point.name, self.owner.request
         self.owner.take_result(ProbeResult(name, request, verdict.value, verdict.action, verdict.reason, **place, is_late=is_late))
-        if verdict.action is Action.ABORT and call == "on_activation":
+        if verdict.action is Action.ABORT and call != "on_end":
             self.owner.stop(name, verdict.reason)
+        return True
 
 
 _PLACE = ("component", "layer", "position", "generated_index", "token_id")
@@ -126,57 +145,72 @@ class InlineSlot(Slot):
 
     def __init__(self, *args: Any, callers: Callers, policy: InterventionPolicy, timeout_s: float | None) -> None:
         super().__init__(*args)
-        self._callers, self._policy, self._timeout_s = callers, policy, timeout_s
+        self._callers, self._timeout_s = callers, timeout_s
+        self._aborts = policy.mode is InterventionMode.BLOCK_UNTIL_SIGNAL and policy.on_timeout is OnTimeout.ABORT
         self._late: Call | None = None
         self._end: End | None = None
         if self.probe is not None and not self._call("on_start", lambda probe: probe.on_start(self.start)):
             self.probe = None
+        if self.probe is None:
+            self._no_word("it could not be started")
 
     def fire(self, records: Sequence[ActivationRecord]) -> None:
         """Calls the probe with each, and waits."""
         for record in records:
-            why = self._why_not()
+            why, leave = self._why_not()
             with self.changed:
                 self.counts.fired += 1
                 if why:
                     self.drop(why)
-                    continue
-                self.counts.received += 1
-            self._call("on_activation", partial(_judge, record), record)
+                else:
+                    self.counts.received += 1
+            if why:
+                self._no_word({"hung": "an earlier call has not come back", "circuit_open": "it has failed too often"}.get(why, ""))
+            else:
+                self._call("on_activation", partial(_judge, record), record, leave)
 
-    def _why_not(self) -> str:
-        """Returns why the probe can't be called now."""
+    def _why_not(self) -> tuple[str, int | None]:
+        """Returns why the probe can't be called now, or the breaker's leave for a call."""
         if self.probe is None:
-            return "not_started"
+            return "not_started", None
         if self._late is not None and not self._late.is_done:
-            return "hung"
+            return "hung", None
         self._late = None
-        return "" if self.breaker.allows() else "circuit_open"
+        leave = self.breaker.ask()
+        return ("circuit_open", None) if leave is None else ("", leave)
 
-    def _call(self, name: str, work: Callable[[Probe], Any], record: ActivationRecord | None = None, timeout_s: float | None = -1) -> bool:
+    def _no_word(self, why: str) -> None:
+        """Has the generation stopped where the point says so of a probe that gives no word."""
+        if self._aborts and why:
+            self.owner.stop(self.point.name, f"no word of its probe: {why}")
+
+    def _call(self, name: str, work: Callable[[Probe], Any], record: ActivationRecord | None = None, leave: int | None = None) -> bool:
         """Returns whether a call came back in time and well."""
-        probe, limit = self.probe, self._timeout_s if timeout_s == -1 else timeout_s
+        probe, limit = self.probe, self._timeout_s
         assert probe is not None
         if limit is None:
             value, error = None, None
             try:
                 value = work(probe)
-            except Exception as raised:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as raised:
                 error = raised
-            self.came(name, value, error, record)
-            return error is None
-        call = self._callers.start(lambda: work(probe), lambda late: self.came(name, late.value, late.error, record, is_late=True))
+            return self.came(name, value, error, record, leave)
+        call = self._callers.start(lambda: work(probe), lambda late: self.came(name, late.value, late.error, record, None, is_late=True))
         if call.wait(limit):
-            self.came(name, call.value, call.error, record)
-            return call.error is None
+            went_well = self.came(name, call.value, call.error, record, leave)
+            if not went_well and name == "on_activation":
+                self._no_word("it failed")
+            return went_well
         self._late = call
-        self.breaker.note(False)
+        if leave is not None:
+            self.breaker.note(leave, False)
         with self.changed:
             self.counts.timed_out += name == "on_activation"
         self.failed(name, f"no answer within {limit:g} s", record, "timed_out")
-        blocks = self._policy.mode is InterventionMode.BLOCK_UNTIL_SIGNAL
-        if blocks and self._policy.on_timeout is OnTimeout.ABORT and name == "on_activation":
-            self.owner.stop(self.point.name, f"no answer within {limit * 1000:g} ms")
+        if name == "on_activation":
+            self._no_word(f"no answer within {limit * 1000:g} ms")
         return False
 
     def end(self, end: End) -> None:
@@ -184,15 +218,24 @@ class InlineSlot(Slot):
         self._end = end
 
     def finish(self, deadline: float) -> None:
-        """Waits for a late call, and tells the probe of the end."""
-        end, left = self._end, max(0.0, deadline - time.monotonic())
+        """Waits for a late call, and tells the probe of the end, which has the limit of any call."""
+        end, self._end = self._end, None
         if self.probe is None or end is None:
             return
-        if self._late is not None and not self._late.wait(left):
+        if self._late is not None and not self._late.wait(max(0.0, deadline - time.monotonic())):
             self.failed("on_end", "an earlier call has not come back", what="timed_out")
             return
-        left = max(0.001, deadline - time.monotonic())
-        self._call("on_end", lambda probe: probe.on_end(end), timeout_s=None if self._timeout_s is None else min(self._timeout_s, left))
+        self._call("on_end", lambda probe: probe.on_end(end))
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedCall:
+    """A call of an async probe: which of its methods, with which activation, by which leave of the breaker, and the call itself."""
+
+    name: str
+    record: ActivationRecord | None
+    leave: int | None
+    work: Callable[[], Any]
 
 
 class QueuedSlot(Slot):
@@ -209,6 +252,7 @@ class QueuedSlot(Slot):
         self._pool, self._depth = pool, depth
         self._queue: deque[ActivationRecord] = deque()
         self._is_scheduled = self._has_started = self._is_hung = self._is_closed = False
+        self._busy_with: QueuedCall | None = None
         self._end: End | None = None
         self._done = threading.Event()
 
@@ -250,54 +294,75 @@ class QueuedSlot(Slot):
             self._is_scheduled = True
             self._pool.put(self)
 
-    def next_call(self) -> tuple[str, ActivationRecord | None, Callable[[], Any]] | None:
-        """Returns the next call to make; None where nothing waits, and then the slot is to be scheduled again."""
+    def next_call(self, begins: Callable[[str, ActivationRecord | None], None]) -> QueuedCall | None:
+        """Returns the next call to make; None where nothing waits, and then the slot is to be scheduled again.
+
+        Args:
+            begins: told of the call while nobody else can look.
+        """
         with self.changed:
-            probe = self.probe
-            if probe is not None and not self._has_started:
-                self._has_started = True
-                return "on_start", None, lambda: probe.on_start(self.start)
-            while self._queue and probe is not None:
-                record = self._queue.popleft()
-                self.changed.notify_all()
-                if self.breaker.allows():
-                    self.counts.received += 1
-                    return "on_activation", record, partial(probe.on_activation, record)
-                self.drop("circuit_open")
-            if self._end is not None and not self._done.is_set() and probe is not None:
-                end, self._end = self._end, None
-                return "on_end", None, lambda: probe.on_end(end)
-            if probe is None:
-                self.drop("not_started", len(self._queue))
-                self._queue.clear()
-                self.changed.notify_all()
-                self._done.set()
-            self._is_scheduled = False
+            found = self._next_call()
+            if found is None:
+                self._is_scheduled = False
+            else:
+                self._busy_with = found
+                begins(found.name, found.record)
+            return found
+
+    def _next_call(self) -> QueuedCall | None:
+        probe = self.probe
+        if probe is None:
+            self.drop("not_started", len(self._queue))
+            self._queue.clear()
+            self._done.set()
+            self.changed.notify_all()
             return None
+        if not self._has_started:
+            self._has_started = True
+            return QueuedCall("on_start", None, None, lambda: probe.on_start(self.start))
+        while self._queue:
+            record = self._queue.popleft()
+            self.changed.notify_all()
+            if (leave := self.breaker.ask()) is not None:
+                self.counts.received += 1
+                return QueuedCall("on_activation", record, leave, partial(_judge, record, probe))
+            self.drop("circuit_open")
+        if self._end is not None and not self._done.is_set():
+            end, self._end = self._end, None
+            return QueuedCall("on_end", None, None, lambda: probe.on_end(end))
+        return None
 
-    def came_back(self, call: str, record: ActivationRecord | None, value: Any, error: BaseException | None, is_late: bool) -> None:
+    def came_back(self, call: QueuedCall, value: Any, error: BaseException | None, is_late: bool) -> None:
         """Takes what a call came to. A late one lets the slot go on from there."""
-        self.came(call, value, error, record, is_late)
-        with self.changed:
-            if call == "on_start" and error is not None:
-                self.probe = None
-            if call == "on_end":
-                self._done.set()
-            if is_late:
-                self._is_hung, self._is_scheduled = False, False
-                if self._queue or self._end is not None:
-                    self._schedule()
+        try:
+            if not (is_late and isinstance(error, CancelledError)):
+                self.came(call.name, value, error, call.record, None if is_late else call.leave, is_late)
+        finally:
+            with self.changed:
+                self._busy_with = None
+                if call.name == "on_start" and error is not None:
+                    self.probe = None
+                if call.name == "on_end":
+                    self._done.set()
+                if is_late:
+                    self._is_hung, self._is_scheduled = False, False
+                    if self._queue or self._end is not None:
+                        self._schedule()
+                self.changed.notify_all()
 
-    def hangs(self, call: str, record: ActivationRecord | None, seconds: float) -> None:
+    def hangs(self, seconds: float) -> None:
         """Gives up a call that does not come back; what waits behind it is dropped."""
-        self.breaker.note(False)
         with self.changed:
+            call = self._busy_with
+            assert call is not None
             self._is_hung = True
-            self.counts.timed_out += call == "on_activation"
+            self.counts.timed_out += call.name == "on_activation"
             self.drop("hung", len(self._queue))
             self._queue.clear()
             self.changed.notify_all()
-        self.failed(call, f"no answer within {seconds:.3g} s", record, "timed_out")
+        if call.leave is not None:
+            self.breaker.note(call.leave, False)
+        self.failed(call.name, f"no answer within {seconds:.3g} s", call.record, "timed_out")
 
     def end(self, end: End) -> None:
         """Has the probe told of the end behind all that waits."""
@@ -307,19 +372,22 @@ class QueuedSlot(Slot):
 
     def finish(self, deadline: float) -> None:
         """Waits until the queue is worked off and the probe told of the end."""
-        while not self._done.wait(max(0.0, min(0.05, deadline - time.monotonic()))):
-            if time.monotonic() >= deadline or self._is_hung:
-                break
         with self.changed:
+            while not self._done.is_set() and not self._is_hung and (left := deadline - time.monotonic()) > 0:
+                self.changed.wait(left)
             self._is_closed = True
             if self._done.is_set():
                 return
+            is_told = self._end is None
             self._end = None
             self.drop("drain", len(self._queue))
             self._queue.clear()
             self.changed.notify_all()
         self._pool.give_up(self)
-        self.failed("on_end", "earlier calls have not come back", what="timed_out")
+        with self.changed:  # what has come back is taken before the outcome is made
+            self.changed.wait_for(lambda: self._busy_with is None or self._is_hung, TAKING_S)
+        if not is_told:
+            self.failed("on_end", "earlier calls have not come back", what="timed_out")
 
 
 class KeptSlot:
@@ -363,9 +431,11 @@ def _verdict(value: Any) -> Verdict | None:
     return Verdict(_json(value.value), action, str(value.reason))
 
 
-def _json(value: Any) -> Any:
+def _json(value: Any, depth: int = 0) -> Any:
     """Returns a value as JSON data: tensors and arrays as lists, numbers that are not finite as None."""
-    if hasattr(value, "tolist") and not isinstance(value, (str, bytes)):
+    if depth > MAX_DEPTH:
+        raise TypeError(f"expected a value that JSON has, got one of more than {MAX_DEPTH} levels")
+    if hasattr(value, "tolist") and not isinstance(value, str | bytes):
         value = value.detach().float().tolist() if hasattr(value, "detach") and value.is_floating_point() else value.tolist()
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
@@ -378,7 +448,16 @@ def _json(value: Any) -> Any:
     if isinstance(value, dict):
         if any(not isinstance(key, str) for key in value):
             raise TypeError("expected a value that JSON has, got a dict with keys that are no text")
-        return {key: _json(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_json(inner) for inner in value]
+        return {key: _json(inner, depth + 1) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json(inner, depth + 1) for inner in value]
     raise TypeError(f"expected a value that JSON has, got a {type(value).__name__}")
+
+
+def _said(error: BaseException, with_type: bool = True) -> str:
+    """Returns what an error says; one that can't say it is named."""
+    try:
+        text = str(error)
+    except Exception:
+        return f"{type(error).__name__}, which can't say more"
+    return f"{type(error).__name__}: {text}" if with_type else text

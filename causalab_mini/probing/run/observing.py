@@ -160,8 +160,10 @@ def _add_batch(engine: BaseEngine, request: Request, rows: Sequence[int], router
                 break
             stream.step()
     except BaseException:
-        for watch_ in watches.values():
-            watch_.end("error", 0)
+        for watching in watches.values():
+            watching.announce("error", 0)
+        for watching in watches.values():
+            watching.end("error", 0)
         raise
     for row in ended:
         if row.number in watches:

@@ -94,11 +94,12 @@ class Stream:
         return self.speech.text(self._row(number).voice)
 
     def cancel(self, number: int) -> None:
-        """Ends a row where it stands, between two forwards."""
-        row = self._row(number)
-        row.voice.end("cancelled")
-        row.is_last = False
-        self._finish([row])
+        """Ends a row where it stands, between two forwards; one that is through already is left as it is."""
+        row = next((row for row in self.rows if row.ask.number == number and not row.is_through), None)
+        if row is not None:
+            row.voice.end("cancelled")
+            row.is_last = False
+            self._finish([row], is_whole=False)
 
     # Forwards
 
@@ -127,7 +128,7 @@ class Stream:
         """Runs one forward over all rows; those that go on say a token."""
         ends = not self.speech.goes_on
         logits = self._read_tokens(ends)
-        last = [row for row in self.rows if row.is_last]
+        last = [row for row in self.rows if row.is_last and not row.is_through]
         if not ends:
             self._hear(self.speech, self.rows, logits, last)
         else:
@@ -157,10 +158,10 @@ class Stream:
                 over += [] if row.is_last else [row]
         self._finish(over)
 
-    def _finish(self, rows: Sequence[Row]) -> None:
-        """Lets go of rows that are through: what was counted from their end is known now."""
+    def _finish(self, rows: Sequence[Row], is_whole: bool = True) -> None:
+        """Lets go of rows that are through: what was counted from their end is known now, unless their last token was never fed."""
         for row in rows:
-            if row.voice.ended != "cancelled":  # whose last token no forward has had as input
+            if is_whole:
                 self._count_from_the_end(row)
             row.is_through = True
             text, why = self.speech.text(row.voice), row.voice.ended or "length"
@@ -361,7 +362,10 @@ class Stream:
         return logits[:, -1]
 
     def _row(self, number: int) -> Row:
-        return next(row for row in self.rows if row.ask.number == number)
+        found = next((row for row in self.rows if row.ask.number == number), None)
+        if found is None:
+            raise KeyError(number)
+        return found
 
 
 def _of(values: dict[Place, Tensor], here: tuple[int, ...], rows: tuple[int, ...]) -> dict[Place, Tensor]:

@@ -71,10 +71,10 @@ class InterventionEntry(Strict):
 
     mode: Annotated[InterventionMode, _word(InterventionMode)] = InterventionMode.REJECT
     """`reject` never waits; `block_until_signal` waits for the probe's word."""
-    timeout_ms: int | None = Field(None, ge=1)
-    """How long `block_until_signal` waits, in milliseconds."""
+    timeout_ms: int | None = Field(None, ge=1, le=86_400_000)
+    """How long `block_until_signal` waits, in milliseconds; at most a day."""
     on_timeout: Annotated[OnTimeout, _word(OnTimeout)] = OnTimeout.CONTINUE
-    """What happens when no word came in time."""
+    """What happens when no word came: in time, or at all, because the probe fails or can't be asked."""
 
 
 class PointEntry(Strict):
