@@ -331,15 +331,14 @@ def test_a_trace_and_hooks_give_the_same_bits(bench, kind):
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_coarser_numbers_stay_as_near_as_batches_are(checkpoints, tmp_path, dtype):
+def test_coarser_numbers_stay_as_near_as_batches_are(tmp_path, dtype):
     from causalab_mini.engine.engines.hooks import HooksEngine
     from causalab_mini.plan.spec import ModelSpec
 
-    engine = HooksEngine.load(ModelSpec(key=str(checkpoints("llama-grouped")), dtype=dtype), device_map="cpu")
+    key = "bundled:successor-llama"  # the logits of random weights differ from each other by little more than bf16 rounds
+    engine = HooksEngine.load(ModelSpec(key=key, dtype=dtype), device_map="cpu")
     bench = Bench(engine, tmp_path)
-    raw = swap(layers={"sweep": "all", "as": "layer"}, pos={"last": 2}) | {
-        "model": {"key": str(checkpoints("llama-grouped")), "dtype": dtype}
-    }
+    raw = swap(layers={"sweep": "all", "as": "layer"}, pos={"last": 2}) | {"model": {"key": key, "dtype": dtype}}
     request = bench.request(raw, RAGGED_PAIRS)
     expected = numbers(engine.execute(request, check="off", rewrites=()))
     run = engine.execute(request)

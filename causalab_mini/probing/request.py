@@ -65,7 +65,7 @@ class Watched:
         model = [facts.key, facts.revision, facts.dtype, facts.attn_implementation]
         probes = {
             name: [
-                bound.kind.__name__,
+                bound.code,
                 {key: value for key, value in bound.arguments.items() if key not in bound.checksums},
                 bound.checksums,
             ]
