@@ -1,11 +1,14 @@
 """The router: every activation is received or dropped, in order, whatever probes do; a probe that is slow, raises or hangs costs the others nothing."""
 
+import gc
 import random
 import threading
 import time
+import weakref
 from collections import deque
 
 import pytest
+import torch
 
 from causalab_mini.probing.probes import (
     ActivationRecord,
@@ -689,6 +692,30 @@ def test_nothing_is_lost_under_load_with_slow_failing_and_hanging_probes():
         assert counts.fired == 16 * 60
         assert is_whole(counts), name
     assert totals["hangs"].timed_out == 1
+
+
+@pytest.mark.parametrize("more", [{}, ASYNC], ids=["inline", "async"])
+def test_threads_that_wait_for_calls_keep_no_tensor_and_a_close_waits_for_them(more):
+    class Keeps(Probe):
+        def on_activation(self, record):
+            self.record = record
+
+    before = set(threading.enumerate())
+    made = router({"p": more}, {"p": (Keeps, {})})
+    watch = made.open("r", 1)
+    tensor = torch.zeros(3)
+    kept = weakref.ref(tensor)
+    watch.fire(0, [ActivationRecord("p", "r", "block_output", 0, 0, 0, 7, tensor)])
+    assert watch.end("eos", 1).counts["p"].received == 1
+    del watch, tensor
+    for _ in range(200):
+        gc.collect()  # a watch and its points know each other
+        if kept() is None:
+            break
+        time.sleep(0.01)
+    assert kept() is None
+    made.close()
+    assert set(threading.enumerate()) <= before, "one that frees a tensor while the interpreter ends takes the process with it"
 
 
 # Rules and registration

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
+
+CLOSING_S = 2.0
+"""How long threads that are told to end are waited for, seconds."""
 
 
 class Call:
@@ -79,6 +83,7 @@ class Callers:
             idle, self._idle, self._is_closed = self._idle, [], True
         for caller in idle:
             caller.give(None)
+        wait_for(idle)
 
     def _take_back(self, caller: _Caller) -> None:
         with self._lock:
@@ -113,6 +118,15 @@ class _Caller(threading.Thread):
                 if call is None:
                     return
                 call.run()
-                if call.is_late:
+                is_late = call.is_late
+                call = None  # with the tensors that it was made with
+                if is_late:
                     return
                 self._take_back(self)
+
+
+def wait_for(threads: Iterable[threading.Thread]) -> None:
+    """Waits until threads that were told to end are gone: one that frees a tensor while the interpreter ends takes the process with it."""
+    deadline = time.monotonic() + CLOSING_S
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))

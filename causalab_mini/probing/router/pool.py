@@ -10,6 +10,8 @@ from collections.abc import Coroutine
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from causalab_mini.probing.router.calls import wait_for
+
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
@@ -36,6 +38,7 @@ class Pool:
         self._n, self.limit_s = n_workers, limit_s
         self._lock = threading.Lock()
         self._workers: list[_Worker] = []
+        self._watching: threading.Thread | None = None
         self._closed = threading.Event()
         self.loops = Loops()
         self.ready: SimpleQueue[QueuedSlot | None] = SimpleQueue()
@@ -52,8 +55,9 @@ class Pool:
         with self._lock:
             for _ in self._workers:
                 self.ready.put(None)
+            threads = [*self._workers, *([] if self._watching is None else [self._watching])]
             self._workers = []
-        self.loops.close()
+        wait_for([*threads, *self.loops.close()])
 
     def give_up(self, slot: QueuedSlot) -> None:
         """Gives up the call of a slot that is under way, if there is one, without waiting for the limit."""
@@ -65,7 +69,8 @@ class Pool:
                 return
             for _ in range(self._n):
                 self._add()
-            threading.Thread(target=self._watch, name="probe watch", daemon=True).start()
+            self._watching = threading.Thread(target=self._watch, name="probe watch", daemon=True)
+            self._watching.start()
 
     def _add(self) -> None:
         worker = _Worker(self)
@@ -109,7 +114,9 @@ class _Worker(threading.Thread):
 
         with torch.inference_mode(False), torch.no_grad():
             while (slot := self._pool.ready.get()) is not None:
-                if not self._serve(slot):
+                goes_on = self._serve(slot)
+                slot = None  # with the tensors that its probe may keep
+                if not goes_on:
                     break
 
     def is_held_up(self) -> bool:
@@ -189,6 +196,7 @@ class Loops:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loops: dict[str, asyncio.AbstractEventLoop] = {}
+        self._threads: list[threading.Thread] = []
 
     def run(self, point: str, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Returns a coroutine on its way in the loop of a point."""
@@ -196,7 +204,9 @@ class Loops:
             loop = self._loops.get(point)
             if loop is None:
                 loop = self._loops[point] = asyncio.new_event_loop()
-                threading.Thread(target=_run, args=(loop,), name="probe loop", daemon=True).start()
+                thread = threading.Thread(target=_run, args=(loop,), name="probe loop", daemon=True)
+                self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+                thread.start()
             return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     def replace_if_held_up(self, point: str) -> None:
@@ -210,12 +220,13 @@ class Loops:
         if not answered.wait(STUCK_S):
             self._drop(point, loop)
 
-    def close(self) -> None:
-        """Lets go of all loops."""
+    def close(self) -> list[threading.Thread]:
+        """Lets go of all loops, and returns their threads."""
         with self._lock:
-            loops = list(self._loops.items())
+            loops, threads = list(self._loops.items()), self._threads
         for point, loop in loops:
             self._drop(point, loop)
+        return threads
 
     def _drop(self, point: str, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
