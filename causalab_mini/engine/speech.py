@@ -145,7 +145,7 @@ class Speech:
         probabilities = scaled.softmax(dim=-1)
         if how.top_p is not None:
             ordered, order = probabilities.sort(descending=True)
-            probabilities[order[(ordered.cumsum(dim=-1) - ordered) >= how.top_p]] = 0.0
+            probabilities[order[1:][(ordered.cumsum(dim=-1) - ordered)[1:] >= how.top_p]] = 0.0  # the likeliest stays, however small it is
         key = hashlib.sha256(f"{how.seed}/{voice.draw}/{len(voice.fed)}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big", signed=True))
         return int(torch.multinomial(probabilities, 1, generator=generator))
