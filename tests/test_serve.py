@@ -702,6 +702,12 @@ def test_bad_bodies_never_are_a_bug(running, body, is_chat, broken):
             assert answer.json()["error"]["message"]
 
 
+def test_too_many_prompts_are_refused_before_they_are_cut_into_tokens(running, monkeypatch):
+    monkeypatch.setattr(routes, "prompts_of", None)
+    answer = running.post({"model": "tiny", "prompt": ["a"] * 200_000})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "too_many")
+
+
 @pytest.mark.parametrize("body", [b"", b"\xff\xfe", b'{"model": "\\ud800"}', b"[" * 100_000, b'{"model": NaN}', b'{"a":1,"a":2}', b"nul"])
 def test_broken_json_is_the_clients_fault(running, body):
     assert running.post(body).status_code == 400

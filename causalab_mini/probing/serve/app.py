@@ -240,11 +240,11 @@ class _Counter:
         Raises:
             ApiError: a prompt does not fit.
         """
-        prompts = self._prompts(asked)
         n = asked.n or 1
-        if (n_all := len(prompts) * n) > self.desk.room.n_waiting:
+        if (n_all := n * (len(asked.prompt) if isinstance(asked, CompletionAsked) else 1)) > self.desk.room.n_waiting:
             text = f"expected at most {self.desk.room.n_waiting} generations in one request, got {n_all}"
             raise ApiError(400, text, param="prompt" if n == 1 else "n", code="too_many")
+        prompts = self._prompts(asked)
         seed = secrets.randbelow(MAX_SEED)
         decodes = [self._decode(asked, prompt, seed) for prompt in prompts]
         return [
