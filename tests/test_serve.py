@@ -710,7 +710,15 @@ def test_too_many_prompts_are_refused_before_they_are_cut_into_tokens(running, m
 
 @pytest.mark.parametrize("body", [b"", b"\xff\xfe", b'{"model": "\\ud800"}', b"[" * 100_000, b'{"model": NaN}', b'{"a":1,"a":2}', b"nul"])
 def test_broken_json_is_the_clients_fault(running, body):
-    assert running.post(body).status_code == 400
+    answer = running.post(body)
+    assert answer.status_code == 400
+    assert "expected invalid" not in answer.json()["error"]["message"]
+
+
+def test_broken_json_is_said_to_be_that_and_not_said_again(running):
+    error = running.post(b'{"model": "tiny", "prompt": "sesame"').json()["error"]
+    assert error["message"] == "expected JSON, got a body that is none: EOF while parsing an object at line 1 column 36"
+    assert error["code"] == "json"
 
 
 # Failures

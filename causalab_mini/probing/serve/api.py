@@ -272,5 +272,8 @@ def parse(kind: type[_Asked], body: bytes) -> _Asked:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        if first["type"] == "json_invalid":
+            raise ApiError(400, f"expected JSON, got a body that is none: {first['ctx']['error']}", code="json") from None
         problems = problems_of(error, kind)
         raise refusal(problems[0]) from None
