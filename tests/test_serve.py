@@ -500,6 +500,23 @@ def test_time_that_is_up_ends_a_generation_properly(by_hand):
         assert (waits.result().status_code, waits.result().json()["error"]["code"]) == (503, "timeout")
 
 
+def test_time_is_up_for_those_who_wait_while_a_probe_holds_up_a_token(by_hand):
+    one = by_hand(n_rows=1, seconds=0.3)
+    one.stream.may_step.clear()
+    asked = {"model": "tiny", "prompt": "Friday", "max_tokens": 9}
+    with ThreadPoolExecutor(1) as pool:
+        runs = pool.submit(one.post, asked)
+        try:
+            one.until(lambda: one.desk.n_running == 1)
+            for stream in (False, True):
+                waits = one.post({**asked, "stream": stream}, timeout=10)
+                assert (waits.status_code, waits.json()["error"]["code"]) == (503, "timeout")
+                assert one.desk.n_waiting == 0
+        finally:
+            one.stream.may_step.set()
+        assert runs.result().json()["choices"][0]["causalab"]["ended"] == "timeout"
+
+
 def test_bodies_that_are_too_large_are_refused_with_or_without_a_length(start):
     one = start(n_body_bytes=2000)
     large = json.dumps({"model": "tiny", "prompt": "a" * 3000}).encode()

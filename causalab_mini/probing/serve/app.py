@@ -167,7 +167,7 @@ class _Counter:
             raise ApiError(429, text, code="busy", headers={"retry-after": str(busy.seconds)}) from None
         except Closed:
             raise _closed() from None
-        following = _Following(tickets, request)
+        following = _Following(tickets, request, self.desk.room.seconds)
         try:
             if not asked.stream:
                 await following.until_done()
@@ -315,15 +315,19 @@ class _Gone(Exception):  # noqa: N818 - no mistake
 
 
 class _Following:
-    """Tickets as the event loop sees them, and whether anyone still waits for them."""
+    """Tickets as the event loop sees them, and whether anyone still waits for them.
 
-    def __init__(self, tickets: Sequence[Ticket], request: Request) -> None:
+    Their time is looked after here too: the thread that decodes may be held up by a probe.
+    """
+
+    def __init__(self, tickets: Sequence[Ticket], request: Request, seconds: float) -> None:
         self.tickets = tickets
         self.request = request
         self._event = asyncio.Event()
         self._is_gone = False
         self._loop = asyncio.get_running_loop()
         self._listening = asyncio.create_task(self._listen())
+        self._clock = self._loop.call_later(seconds, self._leave, "timeout")
         for ticket in tickets:
             ticket.listen(self._tell)
 
@@ -350,11 +354,15 @@ class _Following:
 
     async def close(self) -> None:
         """Lets tickets go that are not through."""
-        for ticket in self.tickets:
-            ticket.leave()
+        self._clock.cancel()
+        self._leave("cancelled")
         self._listening.cancel()
         with suppress(asyncio.CancelledError):
             await self._listening
+
+    def _leave(self, why: str) -> None:
+        for ticket in self.tickets:
+            ticket.leave(why)
 
     def _tell(self) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits
