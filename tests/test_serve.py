@@ -738,6 +738,11 @@ def test_broken_json_is_said_to_be_that_and_not_said_again(running):
     assert error["code"] == "json"
 
 
+def test_connections_outlive_those_of_the_client(running):
+    """Who closes first must be the client: a request that meets the server's close is lost, and nobody knows whether it was served."""
+    assert running.server._inner.config.timeout_keep_alive > 2 * httpx.Limits().keepalive_expiry
+
+
 # Failures
 
 

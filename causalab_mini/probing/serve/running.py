@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 WRITING_SECONDS = 5.0
 """How long the last answers may take to be written."""
+KEEP_ALIVE_SECONDS = 75
+"""How long a connection may be without a request: longer than clients keep one (httpx, and so `openai`, 5 s), lest both sides act at once."""
 LETTING_GO_SECONDS = 10.0
 """How long rows may take to leave: a forward, and what their probes still have to say."""
 
@@ -103,6 +105,7 @@ class Server:
             log_config=None,
             access_log=False,
             server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=int(WRITING_SECONDS),
         )
         self._inner = _Inner(config)
