@@ -738,6 +738,20 @@ def test_broken_json_is_said_to_be_that_and_not_said_again(running):
     assert error["code"] == "json"
 
 
+def test_a_connection_that_asks_for_nothing_is_closed(start, monkeypatch):
+    """Also half a head, at the first request and behind one: a body that does not come has a limit of its own."""
+    monkeypatch.setattr("causalab_mini.probing.serve.running.KEEP_ALIVE_SECONDS", 1)
+    one = start()
+    whole = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for said in (b"", whole[:20], whole + whole[:20]):
+        with socket.create_connection(one.server.bound.getsockname(), timeout=SECONDS) as connection:
+            connection.sendall(said)
+            found = b""
+            while part := connection.recv(4096):
+                found += part
+            assert found.count(b"200 OK") == said.count(b"\r\n\r\n")
+
+
 def test_connections_outlive_those_of_the_client(running):
     """Who closes first must be the client: a request that meets the server's close is lost, and nobody knows whether it was served."""
     assert running.server._inner.config.timeout_keep_alive > 2 * httpx.Limits().keepalive_expiry

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from causalab_mini.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, Problem, UsageError, quoted
 from causalab_mini.probing.serve.gate import names_of
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 WRITING_SECONDS = 5.0
 """How long the last answers may take to be written."""
 KEEP_ALIVE_SECONDS = 75
-"""How long a connection may be without a request: longer than clients keep one (httpx, and so `openai`, 5 s), lest both sides act at once."""
+"""How long a connection may be without a request, half the head of one included: longer than clients keep one (httpx, and so `openai`, 5 s), lest both sides act at once."""
 LETTING_GO_SECONDS = 10.0
 """How long rows may take to leave: a forward, and what their probes still have to say."""
 
@@ -98,7 +99,7 @@ class Server:
         self.is_ready = threading.Event()
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=_Impatient,
             ws="none",
             loop="asyncio",
             lifespan="off",
@@ -170,6 +171,39 @@ class Server:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+class _Impatient(H11Protocol):
+    """uvicorn's way with a connection, which would wait for the head of a request for ever."""
+
+    _ends: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begins to wait for the first request."""
+        super().connection_made(transport)
+        self._wait(self.cycle)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Waits no more."""
+        super().connection_lost(exc)
+        if self._ends is not None:
+            self._ends.cancel()
+
+    def on_response_complete(self) -> None:
+        """Waits for the next request, unless it is there already."""
+        answered = self.cycle
+        super().on_response_complete()
+        self._wait(answered)
+
+    def _wait(self, answered: RequestResponseCycle) -> None:
+        if self._ends is not None:
+            self._ends.cancel()
+        self._ends = self.loop.call_later(KEEP_ALIVE_SECONDS, self._end, answered)
+
+    def _end(self, answered: RequestResponseCycle) -> None:
+        """Closes, where no request has come since."""
+        if self.cycle is answered:
+            self.transport.close()
 
 
 class _Inner(uvicorn.Server):
