@@ -171,14 +171,14 @@ def client(running):
 
 
 @pytest.fixture
-def by_hand(start):
+def by_hand(start, models):
     """Returns a function that starts a server whose rows say their prompts again, when the test lets them."""
 
     def run(is_divisible=True, **more):
         streams = []
 
         def make():
-            streams.append(StreamByHand(running_engine.tokenizer, is_divisible))
+            streams.append(StreamByHand(models("successor-llama").tokenizer, is_divisible))
             return streams[-1]
 
         one = start(make_stream=make, **more)
@@ -187,8 +187,6 @@ def by_hand(start):
         return one
 
     opened = []
-    running_engine = HooksEngine.load(ModelSpec(key="bundled:successor-llama", dtype="fp32"), device_map="cpu")
-    running_engine.load_weights()
     yield run
     for stream in opened:
         stream.may_step.set()
@@ -743,9 +741,12 @@ def test_a_connection_that_asks_for_nothing_is_closed(start, monkeypatch):
     monkeypatch.setattr("causalab_mini.probing.serve.running.KEEP_ALIVE_SECONDS", 1)
     one = start()
     whole = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    for said in (b"", whole[:20], whole + whole[:20]):
-        with socket.create_connection(one.server.bound.getsockname(), timeout=SECONDS) as connection:
+    asked = (b"", whole[:20], whole + whole[:20])
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(socket.create_connection(one.server.bound.getsockname(), timeout=SECONDS)) for _ in asked]
+        for connection, said in zip(connections, asked, strict=True):
             connection.sendall(said)
+        for connection, said in zip(connections, asked, strict=True):
             found = b""
             while part := connection.recv(4096):
                 found += part
