@@ -330,6 +330,29 @@ def test_one_async_probe_that_hangs_takes_no_time_of_another_at_the_usual_limits
         gate.set()
 
 
+@pytest.mark.parametrize("more", [{}, ASYNC], ids=["inline", "async"])
+def test_a_constructor_that_hangs_is_given_up_like_any_call(more):
+    gate = threading.Event()
+
+    class Never(Probe):
+        def __init__(self):
+            gate.wait()
+
+    with router(
+        {"never": more, "good": more}, {"never": (Never, {}), "good": (Echo, {})}, limits=Limits(inline_s=0.05, drain_s=0.2)
+    ) as made:
+        watch = made.open("r", 1)
+        for position in range(3):
+            watch.fire(0, records("never", [position]))
+            watch.fire(1, records("good", [position]))
+        outcome = watch.end("eos", 3)
+        gate.set()
+    assert values(outcome, "good")[:3] == [0, 1, 2]
+    assert ("constructor", "timed_out") in [(failure.call, failure.what) for failure in outcome.failures]
+    counts = outcome.counts["never"]
+    assert (counts.fired, counts.received, counts.n_dropped) == (3, 0, 3)
+
+
 def test_a_probe_has_its_own_limit_at_the_end_however_long_ago_its_request_ended():
     class Last(Probe):
         def on_activation(self, record):

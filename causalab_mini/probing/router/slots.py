@@ -63,11 +63,8 @@ class Slot(ABC):
         self.owner, self.point, self.breaker, self.start = owner, point, breaker, start
         self.counts = Counts()
         self.changed = threading.Condition()
+        self.bound = bound
         self.probe: Probe | None = None
-        try:
-            self.probe = bound.make()
-        except Exception as error:
-            self.failed("constructor", error)
 
     @abstractmethod
     def fire(self, records: Sequence[ActivationRecord]) -> None:
@@ -149,10 +146,30 @@ class InlineSlot(Slot):
         self._aborts = policy.mode is InterventionMode.BLOCK_UNTIL_SIGNAL and policy.on_timeout is OnTimeout.ABORT
         self._late: Call | None = None
         self._end: End | None = None
+        self.probe = self._made()
         if self.probe is not None and not self._call("on_start", lambda probe: probe.on_start(self.start)):
             self.probe = None
         if self.probe is None:
             self._no_word("it could not be started")
+
+    def _made(self) -> Probe | None:
+        """Returns the probe; None where its constructor raises, or is not through in time."""
+        try:
+            if self._timeout_s is None:
+                return self.bound.make()
+            call = self._callers.start(self.bound.make, lambda late: None)
+            if not call.wait(self._timeout_s):
+                self.failed("constructor", f"no answer within {self._timeout_s:g} s", what="timed_out")
+                return None
+            if call.error is not None:
+                raise call.error
+            made: Probe = call.value
+            return made
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self.failed("constructor", error)
+            return None
 
     def fire(self, records: Sequence[ActivationRecord]) -> None:
         """Calls the probe with each, and waits."""
@@ -251,7 +268,7 @@ class QueuedSlot(Slot):
         super().__init__(*args)
         self._pool, self._depth = pool, depth
         self._queue: deque[ActivationRecord] = deque()
-        self._is_scheduled = self._has_started = self._is_hung = self._is_closed = False
+        self._is_scheduled = self._is_made = self._has_started = self._is_hung = self._is_closed = False
         self._busy_with: QueuedCall | None = None
         self._end: End | None = None
         self._done = threading.Event()
@@ -282,7 +299,7 @@ class QueuedSlot(Slot):
         return self._refuses()
 
     def _refuses(self) -> str:
-        if self.probe is None:
+        if self.probe is None and self._is_made:
             return "not_started"
         if self._is_hung:
             return "hung"
@@ -310,6 +327,8 @@ class QueuedSlot(Slot):
             return found
 
     def _next_call(self) -> QueuedCall | None:
+        if not self._is_made:
+            return QueuedCall("constructor", None, None, self.bound.make)
         probe = self.probe
         if probe is None:
             self.drop("not_started", len(self._queue))
@@ -335,11 +354,16 @@ class QueuedSlot(Slot):
     def came_back(self, call: QueuedCall, value: Any, error: BaseException | None, is_late: bool) -> None:
         """Takes what a call came to. A late one lets the slot go on from there."""
         try:
-            if not (is_late and isinstance(error, CancelledError)):
+            if call.name == "constructor":
+                if error is not None:
+                    self.failed(call.name, error)
+            elif not (is_late and isinstance(error, CancelledError)):
                 self.came(call.name, value, error, call.record, None if is_late else call.leave, is_late)
         finally:
             with self.changed:
                 self._busy_with = None
+                if call.name == "constructor":
+                    self.probe, self._is_made = value, True
                 if call.name == "on_start" and error is not None:
                     self.probe = None
                 if call.name == "on_end":

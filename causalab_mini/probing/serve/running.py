@@ -104,6 +104,7 @@ class Server:
             loop="asyncio",
             lifespan="off",
             log_config=None,
+            log_level="error",  # what clients get wrong is answered, and would fill a screen
             access_log=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
