@@ -260,9 +260,10 @@ def _differences(metrics: Sequence[Mapping[str, Any]]) -> RenderableType:
     title = "B − A on the same rows (mean, 95 % interval by bootstrap of paired differences)"
     grid = Grid(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     has_places = any(_at(entry) for entry in metrics)
-    grid.add_column("metric", overflow="fold", min_width=8)
+    has_steps = len({entry["step"] for entry in metrics}) > 1
+    grid.add_column("metric", overflow="fold", min_width=10)
     if has_places:
-        grid.add_column("at", overflow="fold", min_width=8)
+        grid.add_column("at", overflow="fold", min_width=14)
     for name in ("rows", "A", "B", "B − A", "interval", "changed"):
         grid.add_column(name, justify="right", no_wrap=True)
     for entry in metrics:
@@ -270,7 +271,7 @@ def _differences(metrics: Sequence[Mapping[str, Any]]) -> RenderableType:
         if alone := [f"{entry[f'n_only_in_{side}']} in {side.upper()}" for side in ("a", "b") if entry.get(f"n_only_in_{side}")]:
             rows += f" (+ {', '.join(alone)})"
         numbers = [number_text(entry[key]) for key in ("mean_a", "mean_b", "difference")]
-        name = f"{entry['step']} · {entry['metric']}"
+        name = f"{entry['step']} · {entry['metric']}" if has_steps else entry["metric"]
         grid.add_row(
             Text(name),
             *([Text(_at(entry))] if has_places else []),

@@ -24,11 +24,10 @@ TEXTS = (
     "ended",
     "prompt",
     "point",
-    "component",
     "action",
 )
 """Columns whose cells are text whatever they look like."""
-MAYBE_TEXTS = ("aborted_by", "method")
+MAYBE_TEXTS = ("aborted_by", "component", "method")
 """The same, but an empty cell is null."""
 
 
@@ -105,7 +104,7 @@ def _restored(line: Mapping[str, str], texts: Sequence[str]) -> Row:
         elif column in texts or column in MAYBE_TEXTS or (column == "token" and "token_id" in line):
             row[column] = cell or None
         elif column == "reason":
-            row[column] = None if not cell and ("action" in line or "ended" in line) else cell
+            row[column] = None if not cell and "ended" in line else cell
         elif column == "tokens":
             row[column] = None if not cell and line.get("reason") else cell
         else:
