@@ -146,6 +146,35 @@ def test_cells_of_every_kind_keep_their_types(tmp_path, rows, suffix):
     assert [[type(cell) for cell in row.values()] for row in found] == [[type(cell) for cell in row.values()] for row in rows]
 
 
+def test_a_curve_may_have_a_metric_of_any_name(tmp_path):
+    rows = [{"epoch": 0, "update": 1, "objective": 0.5, "text": 1.0, "reason": 2.0, "is_best": True}]
+    (tmp_path / "x.csv").write_bytes(table_bytes(rows, ".csv"))
+    assert read_rows(tmp_path / "x.csv") == rows
+
+
+def test_a_cell_may_be_long(tmp_path):
+    rows = [{"request": 0, "value": {"values": [0.5] * 50_000}, "action": "continue", "reason": ""}]
+    (tmp_path / "x.csv").write_bytes(table_bytes(rows, ".csv"))
+    assert read_rows(tmp_path / "x.csv") == rows
+
+
+def test_nothing_outside_of_the_folder_is_read(tmp_path, sweep):
+    write(tmp_path / "secret.json", [{"a": 1}])
+    saves = ("../secret.json", str(tmp_path / "secret.json"))
+    step = observe("look", both=False, saves=[{"value": "right", "file_path": name} for name in saves])
+    assert open_run(make_run(tmp_path / "plain", metric_rows([1.0]), saves=(), steps={"s": step})).files == ()
+    write(sweep / "points.json", {"../plain": {"layer": 0}})
+    with pytest.raises(DataError, match=r"points\.json: expected labels that are names of folders, got `\.\./plain`"):
+        _ = open_run(sweep).points
+
+
+def test_a_run_killed_at_once_has_its_record_alone(tmp_path):
+    write(tmp_path / "run.json", {"status": "running", "digest": "d", "model": None})
+    run = open_run(tmp_path)
+    assert (run.files, run.status) == ((), "running")
+    assert "running" in repr(run)
+
+
 def test_labels_like_numbers_are_text_where_the_summary_has_text_classes(tmp_path):
     rows = [{"example_id": "0", "label": "7", "predicted": "8", "score": 0.5, "fold": 0, "correct": False, "reason": ""}]
     step = {"kind": "fit_probe", "rows": {"base": "rows"}, "saves": [{"value": "predictions", "file_path": "said.csv"}]}
@@ -329,8 +358,25 @@ def test_tensors_are_found_by_file_and_by_name(tensors):
 
 def test_parts_of_tensors_are_those_of_the_whole(tensors):
     run, values = tensors
-    for index in (0, (1, slice(0, 2)), slice(1, None), -1, (slice(None, None, 2), 1), Ellipsis):
+    for index in (
+        0,
+        (1, slice(0, 2)),
+        slice(1, None),
+        -1,
+        (slice(None, None, 2), 1),
+        Ellipsis,
+        slice(1, 9),
+        slice(2, 1),
+        (0, 1, 2),
+        [1, 0],
+        (0, slice(-2, None)),
+    ):
         numpy.testing.assert_array_equal(run.tensor("one")[index], values[index])
+
+
+def test_an_index_that_is_not_there_is_an_index_error(tensors):
+    with pytest.raises(IndexError):
+        tensors[0].tensor("one")[2]
 
 
 def test_no_number_is_read_before_it_is_asked_for(tensors, monkeypatch):
@@ -449,23 +495,24 @@ def test_a_broken_table_is_named(tmp_path, name, data, said):
         open_run(out).table("right")
 
 
-def test_a_run_that_was_killed_shows_what_is_there(tmp_path, command):
+@pytest.mark.parametrize("status", ["running", "interrupted"])
+def test_a_run_that_was_killed_or_stopped_shows_what_is_there(tmp_path, command, status):
     out = make_run(
         tmp_path / "out",
         lambda layer: metric_rows([1.0]) if layer == 0 else None,
         axes=swept(layer=[0, 1]),
-        status="running",
+        status=status,
         summary=False,
     )
     run = open_run(out)
     assert (run.has_summary, len(run.table("right"))) == (False, 1)
-    assert "status   running" in repr(run)
-    assert "running" in run._repr_html_()
-    with pytest.raises(DataError, match=r"summary\.json: expected the summary of a run, got none \(its status is `running`\)"):
+    assert f"status   {status}" in repr(run)
+    assert status in run._repr_html_()
+    with pytest.raises(DataError, match=rf"summary\.json: expected the summary of a run, got none \(its status is `{status}`\)"):
         run.metrics()
     code, shown, _ = command("show", out)
     assert code == 0
-    assert "there is no summary: the run did not come to its end (running)" in shown
+    assert f"there is no summary: the run did not come to its end ({status})" in shown
 
 
 def test_files_that_no_document_names_are_not_results(sweep):
@@ -525,6 +572,21 @@ def test_reading_loads_neither_torch_nor_frames_nor_the_engine(sweep):
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert causalab_mini.open_run is open_run
+
+
+def test_show_and_compare_load_no_torch(sweep):
+    code = (
+        "import sys\n"
+        "from causalab_mini.cli.app import main\n"
+        f"for arguments in (['show', {str(sweep)!r}], ['compare', {str(sweep)!r}, {str(sweep)!r}]):\n"
+        "    try:\n"
+        "        main(arguments)\n"
+        "    except SystemExit as leaving:\n"
+        "        assert not leaving.code\n"
+        "assert not {'torch', 'transformers', 'pandas', 'polars'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # two runs

@@ -119,15 +119,17 @@ def _documents(a: SavedRun, b: SavedRun) -> list[tuple[str, Any, Any]]:
 def _cells(run: SavedRun) -> list[Cells]:
     """Returns all values of a run that stand beside rows, and of other metrics the means."""
     found: dict[Hashable, Cells] = {}
+    entries = run.summary.get("metrics", ()) if run.has_summary else ()
+    summarised = {(entry["step"], entry["metric"]) for entry in entries}
     for file in run.files:
         if file.is_table:
             for label in run.points:
                 if (run.path / label / file.path).is_file():
                     point = {axis: show_value(value) for axis, value in run.points[label].items()}
                     rows = run.table(file.path, label).rows
-                    for cells in _of_table(rows, point, file.step, file.value, _is_list(run, file.step)):
+                    for cells in _of_table(rows, point, file.step, file.value, summarised):
                         found.setdefault(cells.key(), cells)
-    for entry in run.summary.get("metrics", ()) if run.has_summary else ():
+    for entry in entries:
         point = {axis: show_value(value) for axis, value in entry["axes"].items()}
         place = {"layer": entry["layer"]} if "layer" in entry else {}
         cells = Cells(point, entry["step"], entry["metric"], place, entry["unit"], mean=entry["mean"], is_by_row=False)
@@ -135,25 +137,25 @@ def _cells(run: SavedRun) -> list[Cells]:
     return list(found.values())
 
 
-def _is_list(run: SavedRun, step: str) -> bool:
-    return not run.is_recording and isinstance(run.document["steps"][step].get("interventions"), list)
-
-
-def _of_table(rows: Sequence[Mapping[str, Any]], point: Mapping[str, str], step: str, value: str, is_list: bool) -> Iterator[Cells]:
+def _of_table(
+    rows: Sequence[Mapping[str, Any]], point: Mapping[str, str], step: str, value: str, summarised: set[tuple[str, str]]
+) -> Iterator[Cells]:
     found: dict[Hashable, Cells] = {}
     columns = set(rows[0]) if rows else set()
     if {"example_id", "metric", "value"} <= columns:
         for row in rows:
-            intervention = f"{row['produced_by'].split('/')[1]}/" if is_list and row.get("produced_by") else ""
+            inside = f"{row['produced_by'].split('/')[1]}/{row['metric']}" if row.get("produced_by") else ""
+            name = inside if (step, inside) in summarised else row["metric"]
             place = {key: row[key] for key in PLACE if row.get(key) is not None}
-            cells = Cells(point, step, intervention + row["metric"], place, row["unit"])
+            cells = Cells(point, step, name, place, row["unit"])
             found.setdefault(cells.key(), cells).values[row["example_id"]] = row["value"]
     elif {"example_id", "correct"} <= columns and any(row["correct"] is not None for row in rows):
         values = {row["example_id"]: None if row["correct"] is None else float(row["correct"]) for row in rows}
         found[step] = Cells(point, step, "correct", {}, "fraction", values)
     elif {"text", "ended"} <= columns:
-        name = (lambda row: row["example_id"]) if "example_id" in columns else (lambda row: f"{row['request']}: {row['prompt']}")
-        found[step] = Cells(point, step, value, {}, "", {name(row): row["text"] for row in rows})
+        has_ids = "example_id" in columns
+        texts = {row["example_id"] if has_ids else f"{row['request']}: {row['prompt']}": row["text"] for row in rows}
+        found[step] = Cells(point, step, value, {}, "", texts)
     yield from found.values()
 
 
@@ -196,9 +198,13 @@ def _why_not(a: SavedRun, one: Cells, b: SavedRun, other: Cells) -> str:
 def _tables(run: SavedRun, step: str) -> dict[str, tuple[tuple[str, Any], ...]]:
     """Returns the tables of a step's roles with their checksums; of a fit, those that it is judged on."""
     body = run.document["steps"][step]
-    rows = body["eval"]["rows"] if isinstance(body.get("eval"), dict) else body.get("rows", {})
+    rows = (body.get("eval") if isinstance(body.get("eval"), dict) else body).get("rows")
     data = run.record.get("data") or {}
-    return {role: tuple((ref, (data.get(ref) or {}).get("sha256")) for ref in _refs(refs)) for role, refs in rows.items()}
+    return (
+        {role: tuple((ref, (data.get(ref) or {}).get("sha256")) for ref in _refs(refs)) for role, refs in rows.items()}
+        if isinstance(rows, dict)
+        else {}
+    )
 
 
 def _refs(value: Any) -> Iterable[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from causalab_mini.errors import quoted
 from causalab_mini.results.reading.rows import READERS, read_json, refuse
 from causalab_mini.results.store import POINTS, RECORD
 
@@ -80,6 +81,8 @@ def read_points(path: Path) -> dict[str, dict[str, Any]]:
     points = read_json(path / POINTS)
     if not isinstance(points, dict) or not all(isinstance(values, dict) for values in points.values()):
         refuse(path / POINTS, "an object of axes and values by label", "something else")
+    if wrong := next((label for label in points if not _is_below(label) or "/" in label), None):
+        refuse(path / POINTS, "labels that are names of folders", quoted(wrong))
     return points
 
 
@@ -102,12 +105,10 @@ def _named(document: Any) -> Iterator[SavedFile]:
     for step, body in (steps if isinstance(steps, dict) else {}).items():
         if not isinstance(body, dict):
             continue
-        evaluation = body.get("eval")
-        saves = [*_list(body.get("saves")), *_list(evaluation.get("saves") if isinstance(evaluation, dict) else None)]
-        nested = list(_texts(body.get("interventions"))) if not isinstance(body.get("interventions"), str) else []
-        for save in saves:
-            for file_path in _texts(save.get("file_path") if isinstance(save, dict) else None):
-                for value in _texts(save.get("value")):
+        nested = [] if isinstance(body.get("interventions"), str) else list(_texts(body.get("interventions")))
+        for save in _saves(body):
+            for file_path in filter(_is_below, _texts(save["file_path"])):
+                for value in _texts(save["value"]):
                     yield SavedFile(file_path, value, step)
                     for name in [*nested, value.partition("/")[0]]:
                         yield SavedFile(f"{name}/{file_path}", value, step)
@@ -125,5 +126,15 @@ def _texts(value: Any) -> Iterator[str]:
         yield from _texts(value.get("name"))
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _saves(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Yields the saves of a step, wherever they stand: of its evaluation, of a sweep."""
+    if isinstance(value, dict) and {"value", "file_path"} <= set(value):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _saves(inner)
+
+
+def _is_below(path: str) -> bool:
+    """Returns whether a path stays below the folder that it is of."""
+    return bool(path) and not Path(path).is_absolute() and ".." not in Path(path).parts and "\0" not in path

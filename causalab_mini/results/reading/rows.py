@@ -30,6 +30,9 @@ TEXTS = (
 MAYBE_TEXTS = ("aborted_by", "component", "method")
 """The same, but an empty cell is null."""
 
+MAX_CELL = 2**31 - 1
+"""Characters: the values of verdicts can be long."""
+
 
 def read_rows(path: Path, texts: Sequence[str] = ()) -> list[Row]:
     """Returns a table's rows, each with every column; a column that a row lacks is null there.
@@ -82,12 +85,15 @@ def _json(path: Path, texts: Sequence[str]) -> list[Row]:
 
 
 def _csv(path: Path, texts: Sequence[str]) -> list[Row]:
+    limit = csv.field_size_limit(MAX_CELL)
     try:
         lines = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8"), newline=""), strict=True))
     except UnicodeDecodeError as error:
         refuse(path, "UTF-8", f"the byte {quoted(hex(error.object[error.start]))}")
     except csv.Error as error:
         refuse(path, "CSV", f"something else ({error})")
+    finally:
+        csv.field_size_limit(limit)
     columns, *cells = lines or [[]]
     for number, line in enumerate(cells, 2):
         if len(line) != len(columns):
@@ -97,6 +103,8 @@ def _csv(path: Path, texts: Sequence[str]) -> list[Row]:
 
 def _restored(line: Mapping[str, str], texts: Sequence[str]) -> Row:
     """Returns a line of CSV with its types: null, booleans, numbers, lists and objects; text where the column is one of text."""
+    if {"epoch", "update"} <= set(line):  # a curve, whose columns are metrics of any name
+        return {column: _value(cell) for column, cell in line.items()}
     row: Row = {}
     for column, cell in line.items():
         if column in TEXTS:

@@ -134,6 +134,8 @@ class SavedRun:
         Raises:
             DataError: the document can't be read.
         """
+        if not self.is_recording and not (self.path / DOCUMENT).is_file():
+            return ()  # it was killed before it had written anything but its record
         return tuple(saved_files(self.path, None if self.is_recording else self.document, list(self.points)))
 
     @property

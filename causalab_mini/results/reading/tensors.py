@@ -73,10 +73,23 @@ class SavedTensor:
         with _opened(self.path, "numpy") as file:
             if self.dtype.startswith("F8") or self.dtype in ("C64",):
                 refuse(self.path, "a type that numpy has", f"`{self.dtype}`", self.key, "`.torch()` reads it")
-            plain = (
-                index is not Ellipsis and self.shape and all(_is_plain(each) for each in (index if isinstance(index, tuple) else (index,)))
-            )
-            return file.get_slice(self.key)[index] if plain else file.get_tensor(self.key)[index]
+            part = self._part(index)
+            return file.get_tensor(self.key)[index] if part is None else file.get_slice(self.key)[part]
+
+    def _part(self, index: Any) -> tuple[int | slice, ...] | None:
+        """Returns an index as safetensors takes it, or None where it does not: steps, masks, new axes, what is not there."""
+        found: list[int | slice] = []
+        every = index if isinstance(index, tuple) else (index,)
+        if not self.shape or len(every) > len(self.shape):
+            return None
+        for size, each in zip(self.shape, every, strict=False):
+            if type(each) is int and 0 <= each < size:
+                found.append(each)
+            elif isinstance(each, slice) and each.step in (None, 1) and (bounds := each.indices(size))[0] < bounds[1]:
+                found.append(slice(bounds[0], bounds[1]))
+            else:
+                return None
+        return tuple(found)
 
     def _bits(self) -> Any:
         """Returns the tensor's bytes as 16-bit numbers, mapped into memory."""
@@ -105,12 +118,6 @@ def tensor_keys(path: Path) -> list[str]:
     """
     with _opened(path, "numpy") as file:
         return sorted(file.keys())
-
-
-def _is_plain(index: Any) -> bool:
-    return (isinstance(index, int) and index >= 0) or (
-        isinstance(index, slice) and index.step in (None, 1) and all(each is None or each >= 0 for each in (index.start, index.stop))
-    )
 
 
 @contextmanager
