@@ -118,24 +118,12 @@ def diff(
     as_json: options.AsJson = False,
 ) -> None:
     """Tell whether two documents are the same experiment (exit 0), or where they differ (exit 1). Headers and spelling don't count."""
-    from causalab_mini.plan.digest import canonical
-    from causalab_mini.plan.layout import differences
+    from causalab_mini.plan.layout import document_differences
     from causalab_mini.plan.load import load_spec
     from causalab_mini.shipped import find_document
 
     one, other = (load_spec(find_document(name)) for name in (left, right))
-    found: list[tuple[str, Any, Any]] = []
-    if one.digest != other.digest:
-        for a, b in zip(one.points, other.points, strict=False):
-            found += [
-                entry for entry in differences(canonical(a.spec), canonical(b.spec)) if entry[0] not in {path for path, _, _ in found}
-            ]
-        if len(one.points) != len(other.points):
-            found.append(("points", len(one.points), len(other.points)))
-        for path in dict.fromkeys([*one.uncounted, *other.uncounted]):
-            sides = ["all" if path in side.uncounted else None for side in (one, other)]
-            if sides[0] != sides[1]:
-                found.append((path, sides[0], sides[1]))
+    found = document_differences(one, other)
     if as_json:
         data = [{"path": path, "a": a, "b": b} for path, a, b in found]
         print(json.dumps({"same": not found, "digests": [one.digest, other.digest], "differences": data}, indent=1, ensure_ascii=False))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from causalab_mini.plan.sweep import show_value
+from causalab_mini.results.colours import on_scale
 from causalab_mini.results.summary import MORE_IS_BETTER
 
 if TYPE_CHECKING:
     from causalab_mini.engine.job import Job
-    from causalab_mini.engine.run import Run
 
 MAX_LINES = 24
 MAX_COMPONENTS = 12
@@ -50,12 +49,12 @@ def summary_table(summary: Sequence[Entry]) -> Table:
     for entry in shown:
         place = [_axes(entry).get(axis, "") for axis in axes] + ([_step(entry)] if has_steps else [])
         rows = str(entry["n"]) if entry["n"] == entry["eligible"] else f"{entry['eligible']} of {entry['n']}"
-        mean = "(a list a row)" if entry["kind"] == "top_k" else _number(entry["mean"])
-        table.add_row(*place, entry["metric"], rows, mean, _interval(entry["interval"]), entry["unit"])
+        mean = "(a list a row)" if entry["kind"] == "top_k" else number_text(entry["mean"])
+        table.add_row(*place, entry["metric"], rows, mean, interval_text(entry["interval"]), entry["unit"])
         for kind, control in entry.get("controls", {}).items():
             n = str(control["eligible"]) + (f" × {len(control['draws'])}" if "draws" in control else "")
             p = f"p {_digits(control['p_value'])}" if "p_value" in control else ""
-            table.add_row(*place, f"  {kind}", n, _number(control["mean"]), _interval(control["interval"]), p, style="dim")
+            table.add_row(*place, f"  {kind}", n, number_text(control["mean"]), interval_text(control["interval"]), p, style="dim")
     if len(summary) > len(shown):
         table.caption = f"and {len(summary) - len(shown)} more in summary.json"
     return table
@@ -144,15 +143,8 @@ def _cell(mean: float | None, low: float, high: float) -> Text:
     """Returns a number on a colour from dark blue (low) to yellow (high); readable without colour too."""
     if mean is None:
         return Text("·")
-    share = 0.0 if high == low else (mean - low) / (high - low)
-    stops = ((0.0, (68, 1, 84)), (0.33, (49, 104, 142)), (0.66, (53, 183, 121)), (1.0, (253, 231, 37)))
-    for (start, left), (end, right) in itertools.pairwise(stops):
-        if share <= end:
-            part = (share - start) / (end - start)
-            red, green, blue = (round(a + (b - a) * part) for a, b in zip(left, right, strict=True))
-            break
-    ink = "black" if share > 0.6 else "white"
-    return Text(f" {mean:.2f} ", style=f"{ink} on #{red:02x}{green:02x}{blue:02x}")
+    ground, ink = on_scale(mean, low, high)
+    return Text(f" {mean:.2f} ", style=f"{ink} on {ground}")
 
 
 def attribution_tables(entries: Sequence[Entry], width: int = 80) -> Iterator[Table | Text]:
@@ -175,8 +167,8 @@ def attribution_tables(entries: Sequence[Entry], width: int = 80) -> Iterator[Ta
         for name in ["estimate", "interval", *(["exact"] if has_exact else [])]:
             table.add_column(name, justify="right", no_wrap=True)
         for part in components[:MAX_COMPONENTS]:
-            exact = [_number(part.get("exact"))] if has_exact else []
-            table.add_row(*(str(part.get(key, "")) for key in keys), _number(part["mean"]), _interval(part["interval"]), *exact)
+            exact = [number_text(part.get("exact"))] if has_exact else []
+            table.add_row(*(str(part.get(key, "")) for key in keys), number_text(part["mean"]), interval_text(part["interval"]), *exact)
         if len(components) > MAX_COMPONENTS:
             table.caption = f"and {len(components) - MAX_COMPONENTS} more in summary.json"
         yield table
@@ -189,7 +181,7 @@ def attribution_tables(entries: Sequence[Entry], width: int = 80) -> Iterator[Ta
                 f"{entry['step']} · estimated change of {entry['metric']} ({entry['unit']})", ["layer", "head"], cells, width
             )
         if (found := entry["agreement"]) is not None:
-            rank, sign = (_number(found[key]) for key in ("rank_correlation", "sign_agreement"))
+            rank, sign = (number_text(found[key]) for key in ("rank_correlation", "sign_agreement"))
             yield Text(f"estimates beside what {found['n_components']} components really do: rank correlation {rank}, same sign {sign}")
 
 
@@ -197,9 +189,9 @@ def best_lines(entries: Sequence[Entry]) -> Iterator[str]:
     """Yields, for each metric of a sweep, its best point, on which rows it was picked, and what it is on others."""
     for entry in entries[:MAX_SAID]:
         layer = f", layer {entry['layer']}" if "layer" in entry else ""
-        said = f"best of {entry['of']}: {entry['step']} · {entry['metric']} {_number(entry['mean'])} {_interval(entry['interval'])}"
+        said = f"best of {entry['of']}: {entry['step']} · {entry['metric']} {number_text(entry['mean'])} {interval_text(entry['interval'])}"
         line = f"{said} at {entry['point']}{layer}, picked on the rows that it is of"
-        held_out = [f"{_number(other['mean'])} ({_interval(other['interval'])}) in {other['step']}" for other in entry["held_out"]]
+        held_out = [f"{number_text(other['mean'])} ({interval_text(other['interval'])}) in {other['step']}" for other in entry["held_out"]]
         yield line + (f"; on other rows: {', '.join(held_out)}" if held_out else "")
     if len(entries) > MAX_SAID:
         yield f"best points of {len(entries) - MAX_SAID} more metrics in summary.json"
@@ -210,7 +202,7 @@ def fit_lines(entries: Sequence[Entry]) -> Iterator[str]:
     for entry in entries[:MAX_FITS]:
         where = f"{entry['point']}: " if entry["point"] else ""
         stopped = ", stopped early" if entry["stopped_early"] else ""
-        objective = _number(entry["at_kept_epoch"].get("objective"))
+        objective = number_text(entry["at_kept_epoch"].get("objective"))
         line = f"fit {where}{entry['step']} keeps epoch {entry['kept_epoch']} of {entry['epochs']}{stopped}, objective {objective} held out"
         gates = [f"{name} {gate['on']} of {gate['of']} units on" for name, gate in entry.get("gates", {}).items()]
         yield line + (f"; {', '.join(gates)}" if gates else "")
@@ -232,38 +224,40 @@ def fit_line(jobs: Sequence[Job]) -> str:
     return many + " · ".join(part for part in (epoch, loss, held) if part)
 
 
-def check_lines(run: Run) -> Iterator[str]:
-    """Yields a line a check, the many passed ones of a sweep in one."""
-    checks = [check for point in run.points for step in point.steps.values() for check in step.results["checks"]]
-    labels = {id(check): point.label for point in run.points for step in point.steps.values() for check in step.results["checks"]}
-    for name in dict.fromkeys(check.name for check in checks):
-        of_name = [check for check in checks if check.name == name]
-        said = [check for check in of_name if check.status == "failed" or "changed nothing" in check.text or "left" in check.text]
-        said = [check for check in said if check.status == "failed" or "(self_swap)" not in check.text]
-        said = list({(labels[id(check)], check.text): check for check in said}.values())
-        passed = [check for check in of_name if check.status == "passed"]
+def check_lines(checks: Sequence[tuple[str, Entry]]) -> Iterator[str]:
+    """Yields a line a check, the many passed ones of a sweep in one.
+
+    Args:
+        checks: the label of a point and what a check said there, as the record has it.
+    """
+    for name in dict.fromkeys(check["check"] for _, check in checks):
+        of_name = [(label, check) for label, check in checks if check["check"] == name]
+        said = [
+            (label, check)
+            for label, check in of_name
+            if check["status"] == "failed" or "changed nothing" in check["text"] or "left" in check["text"]
+        ]
+        said = [(label, check) for label, check in said if check["status"] == "failed" or "(self_swap)" not in check["text"]]
         if len(of_name) == 1:
-            yield f"check {name}: {of_name[0].status}; {of_name[0].text}"
+            yield f"check {name}: {of_name[0][1]['status']}; {of_name[0][1]['text']}"
             continue
-        counts = ", ".join(
-            f"{sum(check.status == status for check in of_name)} {status}"
-            for status in ("passed", "failed", "skipped")
-            if any(check.status == status for check in of_name)
-        )
-        worst = max((check.data["largest"] for check in passed if "largest" in check.data), default=None)
-        yield f"check {name}: {counts}" + (f"; largest difference {worst:.1e} of the standard deviation" if worst is not None else "")
-        for check in said[:5]:
-            label = labels[id(check)]
-            yield f"  {check.status}: {label + ': ' if label else ''}{check.text}"
-        if len(said) > 5:
-            yield f"  and {len(said) - 5} more in run.json"
+        counts = [(status, sum(check["status"] == status for _, check in of_name)) for status in ("passed", "failed", "skipped")]
+        largest = [check["largest"] for _, check in of_name if check["status"] == "passed" and check.get("largest") is not None]
+        worst = f"; largest difference {max(largest):.1e} of the standard deviation" if largest else ""
+        yield f"check {name}: {', '.join(f'{n} {status}' for status, n in counts if n)}{worst}"
+        lines = list(dict.fromkeys(f"  {check['status']}: {label + ': ' if label else ''}{check['text']}" for label, check in said))
+        yield from lines[:5]
+        if len(lines) > 5:
+            yield f"  and {len(lines) - 5} more in run.json"
 
 
-def _number(value: Any) -> str:
+def number_text(value: Any) -> str:
+    """Returns a number as tables show it."""
     return "–" if value is None else _digits(value)
 
 
-def _interval(interval: Mapping[str, Any] | None) -> str:
+def interval_text(interval: Mapping[str, Any] | None) -> str:
+    """Returns both ends of an interval as tables show them."""
     return "–" if interval is None else f"{_digits(interval['low'])} … {_digits(interval['high'])}"
 
 

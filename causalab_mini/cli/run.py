@@ -186,7 +186,10 @@ class _Screen:
             self.console.print(table)
         for line in [*fit_lines(summary.get("fits", ())), *best_lines(summary.get("best", ()))]:
             self.console.print(line, markup=False)
-        for line in check_lines(run):
+        checks = [
+            (point.label, check.as_data()) for point in run.points for step in point.steps.values() for check in step.results["checks"]
+        ]
+        for line in check_lines(checks):
             self.console.print(line, markup=False)
         for warning in (*run.warnings, *summary.get("warnings", ())):
             self.console.print(f"warning: {warning}", markup=False)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from causalab_mini.data.fields import path_text
+from causalab_mini.plan.digest import canonical
+from causalab_mini.plan.load import Document
 from causalab_mini.plan.problems import inside, known_keys, of_kind
 from causalab_mini.plan.spec import Spec
 from causalab_mini.plan.sweep import find_axes
@@ -37,6 +39,25 @@ def differences(left: Any, right: Any, path: tuple[str | int, ...] = ()) -> Iter
             yield from differences(a, b, (*path, index))
     elif left != right or type(left) is not type(right):
         yield path_text(path), left, right
+
+
+def document_differences(one: Document, other: Document) -> list[tuple[str, Any, Any]]:
+    """Returns where two documents differ in what they mean, as `differences` does; nothing where they are the same experiment.
+
+    A place where several points differ is given once, with the first values.
+    """
+    found: list[tuple[str, Any, Any]] = []
+    if one.digest == other.digest:
+        return found
+    for a, b in zip(one.points, other.points, strict=False):
+        found += [entry for entry in differences(canonical(a.spec), canonical(b.spec)) if entry[0] not in {path for path, _, _ in found}]
+    if len(one.points) != len(other.points):
+        found.append(("points", len(one.points), len(other.points)))
+    for path in dict.fromkeys([*one.uncounted, *other.uncounted]):
+        sides = ["all" if path in side.uncounted else None for side in (one, other)]
+        if sides[0] != sides[1]:
+            found.append((path, sides[0], sides[1]))
+    return found
 
 
 def _ordered(value: Any, annotations: list[Any]) -> Any:

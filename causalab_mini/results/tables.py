@@ -27,7 +27,9 @@ def _csv(rows: Rows) -> bytes:
     writer = csv.DictWriter(text, fieldnames=list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({key: json.dumps(cell, ensure_ascii=False) if isinstance(cell, list | bool) else cell for key, cell in row.items()})
+        writer.writerow(
+            {key: json.dumps(cell, ensure_ascii=False) if isinstance(cell, list | dict | bool) else cell for key, cell in row.items()}
+        )
     return text.getvalue().encode()
 
 
@@ -38,7 +40,13 @@ def _parquet(rows: Rows) -> bytes:
     except ImportError:
         hint = "pip install 'causalab-mini[parquet]'"
         raise RunError(Problem("", "pyarrow, to write parquet", "no such package", hint, "extra")) from None
-    plain = [{key: json.dumps(cell) if isinstance(cell, list) and key == "value" else cell for key, cell in row.items()} for row in rows]
+    plain = [
+        {
+            key: json.dumps(cell, ensure_ascii=False) if isinstance(cell, dict) or (isinstance(cell, list) and key == "value") else cell
+            for key, cell in row.items()
+        }
+        for row in rows
+    ]
     sink = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(plain), sink)
     return sink.getvalue()
