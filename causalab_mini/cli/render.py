@@ -11,17 +11,18 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from causalab_mini.errors import listed
 from causalab_mini.plan.sweep import show_value
 from causalab_mini.results.summary import MORE_IS_BETTER
 
 if TYPE_CHECKING:
     from causalab_mini.engine.job import Job
-    from causalab_mini.engine.run import Run
 
 MAX_LINES = 24
 MAX_COMPONENTS = 12
 MAX_SAID = 4
 MAX_FITS = 8
+MAX_LABELS = 6
 
 Entry = Mapping[str, Any]
 
@@ -232,31 +233,53 @@ def fit_line(jobs: Sequence[Job]) -> str:
     return many + " · ".join(part for part in (epoch, loss, held) if part)
 
 
-def check_lines(run: Run) -> Iterator[str]:
-    """Yields a line a check, the many passed ones of a sweep in one."""
-    checks = [check for point in run.points for step in point.steps.values() for check in step.results["checks"]]
-    labels = {id(check): point.label for point in run.points for step in point.steps.values() for check in step.results["checks"]}
-    for name in dict.fromkeys(check.name for check in checks):
-        of_name = [check for check in checks if check.name == name]
-        said = [check for check in of_name if check.status == "failed" or "changed nothing" in check.text or "left" in check.text]
-        said = [check for check in said if check.status == "failed" or "(self_swap)" not in check.text]
-        said = list({(labels[id(check)], check.text): check for check in said}.values())
-        passed = [check for check in of_name if check.status == "passed"]
-        if len(of_name) == 1:
-            yield f"check {name}: {of_name[0].status}; {of_name[0].text}"
+def check_lines(steps: Sequence[Entry]) -> Iterator[str]:
+    """Yields a line a check, the many passed ones of a sweep in one; `steps` are entries of `run.json`."""
+    every = [(entry["point"], check) for entry in steps for check in entry["checks"]]
+    for name in dict.fromkeys(check["check"] for _, check in every):
+        checks = [check for _, check in every if check["check"] == name]
+        if len(checks) == 1:
+            yield f"check {name}: {checks[0]['status']}; {checks[0]['text']}"
             continue
+        found = [(label, check) for label, check in every if check["check"] == name]
+        found = [(label, check) for label, check in found if _is_worth_saying(check)]
+        said = dict.fromkeys((label, check["status"], check["text"]) for label, check in found)
         counts = ", ".join(
-            f"{sum(check.status == status for check in of_name)} {status}"
+            f"{sum(check['status'] == status for check in checks)} {status}"
             for status in ("passed", "failed", "skipped")
-            if any(check.status == status for check in of_name)
+            if any(check["status"] == status for check in checks)
         )
-        worst = max((check.data["largest"] for check in passed if "largest" in check.data), default=None)
+        worst = max((check["largest"] for check in checks if check["status"] == "passed" and "largest" in check), default=None)
         yield f"check {name}: {counts}" + (f"; largest difference {worst:.1e} of the standard deviation" if worst is not None else "")
-        for check in said[:5]:
-            label = labels[id(check)]
-            yield f"  {check.status}: {label + ': ' if label else ''}{check.text}"
+        for label, status, text in list(said)[:5]:
+            yield f"  {status}: {label + ': ' if label else ''}{text}"
         if len(said) > 5:
             yield f"  and {len(said) - 5} more in run.json"
+
+
+def _is_worth_saying(check: Entry) -> bool:
+    if check["status"] == "failed":
+        return True
+    return ("changed nothing" in check["text"] or "left" in check["text"]) and "(self_swap)" not in check["text"]
+
+
+def reason_lines(why: Mapping[str, str], n_kept: int, aside: Sequence[str]) -> Iterator[str]:
+    """Yields why points run, those with one reason in one line; how many don't; and which results were moved aside."""
+    labels: dict[str, list[str]] = {}
+    for label, reason in why.items():
+        labels.setdefault(reason, []).append(label)
+    for reason, own in labels.items():
+        everything = "runs" if own == [""] else f"runs all {len(own)} points" if len(labels) == 1 and not n_kept else ""
+        yield f"{everything or f'runs {_some(own)}'}: {reason}"
+    if n_kept:
+        yield f"kept: {n_kept} {'points' if n_kept > 1 else 'point'} that an earlier run has finished"
+    if aside:
+        yield f"moved to `earlier/`: what was there of {_some(aside) if aside != [''] else 'the results'}"
+
+
+def _some(labels: Sequence[str]) -> str:
+    more = len(labels) - MAX_LABELS
+    return listed(label or "the document without sweep" for label in labels[:MAX_LABELS]) + (f" and {more} more points" if more > 0 else "")
 
 
 def _number(value: Any) -> str:
