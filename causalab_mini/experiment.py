@@ -204,7 +204,8 @@ class Experiment:
                     pause=stopping.pause,
                 )
         except KeyboardInterrupt:
-            writer.end("interrupted", engine.describe())
+            with suppress(CausalabError):
+                writer.end("interrupted", engine.describe())
             watcher.on_interrupted(writer)
             raise
         except CausalabError as error:
@@ -212,7 +213,8 @@ class Experiment:
                 writer.end("failed", engine.describe(), error.as_data())
             raise error.in_file(str(self.document.path or "")) from None
         except Exception as error:
-            writer.end("failed", engine.describe(), {"errors": [{"code": "bug", "got": repr(error)}]})
+            with suppress(CausalabError):
+                writer.end("failed", engine.describe(), {"errors": [{"code": "bug", "got": repr(error)}]})
             raise
         if writer.failed:
             writer.end("failed", run.record, {"errors": [problem.as_data() for problem in _of_points(writer.failed)]})

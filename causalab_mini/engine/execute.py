@@ -16,7 +16,7 @@ from causalab_mini.engine.point import PointRun
 from causalab_mini.engine.run import PointResult, Run
 from causalab_mini.engine.sizes import Sizes
 from causalab_mini.engine.store import Store
-from causalab_mini.errors import CausalabError
+from causalab_mini.errors import RunError, WriteError
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.located import Schedule, build_schedule
 from causalab_mini.schedule.memory import kept_bytes, peak_bytes
@@ -38,7 +38,7 @@ def execute(
     on_scheduled: Callable[[Physical], None] = lambda physical: None,
     on_pass: Callable[[PhysicalPass], None] = lambda one: None,
     on_fit: FitWatcher | None = None,
-    on_failed: Callable[[str, CausalabError], None] | None = None,
+    on_failed: Callable[[str, RunError], None] | None = None,
     pause: Callable[[], None] = lambda: None,
 ) -> Run:
     """Returns the results of every point of a request, or of those whose schedules are given.
@@ -55,11 +55,11 @@ def execute(
         on_pass: called after every pass.
         on_fit: told how fits go.
         on_failed: told of a point that failed, by its label; the others go on then. None to end with the first.
-        pause: called once the weights are there, and after every forward; may raise what ends the run.
+        pause: called once the weights are there, after every forward, and before every point; may raise what ends the run.
 
     Raises:
         PlanError: a position does not fit its rows; nothing has been run then.
-        RunError: a pass failed, and `on_failed` is None.
+        RunError: a pass failed, and `on_failed` is None; or a file of a fit can't be written.
     """
     if schedules is None:
         schedules = [build_schedule(request, point) for point in request.points]
@@ -80,10 +80,11 @@ def execute(
     fits = Fits(engine, request, schedules, sizes, rewrites, on_fit or FitWatcher())
     points = []
     for schedule in schedules:
+        pause()
         try:
             result = PointRun(engine, request, schedule, store, fits, checking).run()
-        except CausalabError as error:
-            if on_failed is None:
+        except RunError as error:
+            if on_failed is None or isinstance(error, WriteError):
                 raise
             on_failed(schedule.point.label, error)
             continue

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from causalab_mini.errors import Problem, RunError, UsageError, quoted
+from causalab_mini.errors import Problem, UsageError, WriteError, quoted
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -66,7 +66,7 @@ class RunFolder:
 
         Raises:
             UsageError: it is no folder, it holds something else, or another run has it.
-            RunError: it can't be made or written.
+            WriteError: it can't be made or written.
         """
         from filelock import FileLock, Timeout
 
@@ -91,7 +91,7 @@ class RunFolder:
                 lock.acquire(timeout=-1, poll_interval=_WAIT_S)
         except OSError as error:
             got = f"{quoted(path)} ({(error.strerror or str(error)).lower()})"
-            raise RunError(Problem("--out", "a folder that can be made and written", got, code="out")) from None
+            raise WriteError(Problem("--out", "a folder that can be made and written", got, code="out")) from None
         try:
             refuse_foreign(path, digest)
             folder = cls(path, lock)
@@ -126,7 +126,7 @@ class RunFolder:
             is_result: whether it is listed among the files that were written.
 
         Raises:
-            RunError: it can't be written; what was there before is untouched.
+            WriteError: it can't be written; what was there before is untouched.
         """
         path = self.path / name
         with saying(path, "a file that can be written"):
@@ -219,7 +219,7 @@ def refuse_foreign(path: Path, digest: str | None) -> None:
         got = f"{quoted(path)}, whose {quoted(RECORD)} can't be read ({error})"
         raise UsageError(Problem("--out", OWN, got, hint, "out")) from None
     owner = record.get("digest") if isinstance(record, dict) else None
-    if not isinstance(owner, str) and not (digest is None and record is None and has_points):
+    if not isinstance(owner, str) and not (digest is None and has_points):
         raise UsageError(Problem("--out", OWN, f"{quoted(path)}, which holds something else", hint, "out"))
     if digest is None and isinstance(record, dict) and "spec_sha256" in record:
         raise UsageError(Problem("--out", OWN, f"{quoted(path)}, which holds the recording of an extraction spec", hint, "out"))
@@ -249,12 +249,12 @@ def saying(path: Path, expected: str) -> Iterator[None]:
     """Names the file where the system refuses something.
 
     Raises:
-        RunError: it does.
+        WriteError: it does.
     """
     try:
         yield
     except OSError as error:
-        raise RunError(Problem(str(path), expected, (error.strerror or str(error)).lower(), code="write")) from None
+        raise WriteError(Problem(str(path), expected, (error.strerror or str(error)).lower(), code="write")) from None
 
 
 def make_folders(folder: Path) -> None:
