@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart test real check docs bench fix clean
+.PHONY: quickstart test real endurance check docs bench fix clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/causalab-mini run documents/quickstart.json --out out/quickstart
@@ -17,6 +17,10 @@ test: $(VENV)/.installed-dev
 real: $(VENV)/.installed-dev
 	$(BIN)/python tests/smollm2.py
 	$(BIN)/python -m pytest -m real
+
+# 100 kills of runs and fits at random; the seed is printed, and `--seed N` draws them again.
+endurance: $(VENV)/.installed-dev
+	$(BIN)/python tests/endurance.py --kills 100
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -11,6 +11,7 @@ The tree::
     │   ├── ModelError            a checkpoint that can't be opened
     │   └── UsageError            the command line, or an output folder in use
     └── RunError                  the run failed                              1
+        ├── WriteError            a file of the run can't be written          1
         └── CheckError            the run finished and a check of it failed   1
 
 An interrupt is Python's own `KeyboardInterrupt` (exit 130). Anything else is a bug of ours: it keeps its traceback and exits
@@ -174,6 +175,10 @@ class UsageError(InputError):
 
 class RunError(CausalabError):
     """The run failed."""
+
+
+class WriteError(RunError):
+    """A file of the run can't be written: no other can either."""
 
 
 class CheckError(RunError):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from causalab_mini.data.table import find_data_root
-from causalab_mini.errors import CausalabError, CheckError, PlanError, Problem
+from causalab_mini.errors import CausalabError, CheckError, PlanError, Problem, RunError
 from causalab_mini.plan.build import build_request
 from causalab_mini.plan.explain import explain
 from causalab_mini.plan.load import Document, load_spec
@@ -19,6 +19,7 @@ from causalab_mini.results.writer import Writer
 from causalab_mini.schedule.located import Schedule, build_schedule
 from causalab_mini.schedule.physical import Physical, PhysicalPass
 from causalab_mini.shipped import find_document
+from causalab_mini.stopping import Stopping
 
 if TYPE_CHECKING:
     from causalab_mini.engine.contract import Engine
@@ -35,6 +36,10 @@ class Options:
     check: Literal["off", "sample", "full"] = "sample"
     engine: Literal["nnterp", "hooks"] = "nnterp"
     trust_remote_code: bool = False
+    fresh: bool = False
+    """Whether points that are finished are run anew."""
+    wait: bool = False
+    """Whether another run into the same folder is waited for."""
 
     def as_data(self) -> dict[str, Any]:
         """Returns what the record of a run says of them."""
@@ -48,14 +53,26 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """Whom a run tells how it goes."""
+    """Whom a run tells how it goes.
 
+    Attributes:
+        on_waiting: who has the folder, in words, before it is waited for.
+        on_continued: the writer, once it is known which points run, and why.
+        on_scheduled, on_pass, on_fit, on_point: what will be run, and what has been.
+        on_stopping: that the run ends after the forward under way; may be called anywhere in the code.
+        on_interrupted: the writer, where a signal ended the run.
+        on_done: the writer and what was run, once all is written; some points may have failed.
+    """
+
+    on_waiting: Callable[[str], None] = lambda who: None
+    on_continued: Callable[[Writer], None] = lambda writer: None
     on_scheduled: Callable[[Physical], None] = lambda physical: None
     on_pass: Callable[[PhysicalPass], None] = lambda one: None
     on_fit: Callable[[Sequence[Job]], None] = lambda jobs: None
     on_point: Callable[[PointResult], None] = lambda point: None
-    on_interrupted: Callable[[RunFolder, Mapping[str, Mapping[str, Any]]], None] = lambda folder, fits: None
-    on_done: Callable[[RunFolder, Mapping[str, Any], Run], None] = lambda folder, summary, run: None
+    on_stopping: Callable[[], None] = lambda: None
+    on_interrupted: Callable[[Writer], None] = lambda writer: None
+    on_done: Callable[[Writer, Run], None] = lambda writer, run: None
 
 
 @dataclass(slots=True)
@@ -120,31 +137,51 @@ class Experiment:
         return request, schedules, engine
 
     def run(self, out: str | Path, watcher: Watcher | None = None) -> Run:
-        """Runs every point and writes the folder.
+        """Runs every point that the folder does not have yet, and writes the folder.
 
         Args:
-            out: the folder; new, empty, or of this very experiment.
+            out: the folder; new, empty, or of an earlier run of a document.
             watcher: whom to tell how it goes.
 
         Returns:
-            The results, point by point.
+            The results of the points that were run; those of others are in the folder.
 
         Raises:
-            InputError: the document, its data or the folder is wrong; nothing has been written then.
-            RunError: a pass or a file failed.
+            InputError: the document, its data or the folder is wrong, or another run has the folder; nothing has been written then.
+            RunError: a point, a pass or a file failed; points that did not are on disk.
             CheckError: the run finished, its numbers are on disk, and a check of them failed.
         """
+        watcher = watcher or Watcher()
+        request, schedules, engine = self.compile()
+        with RunFolder.open(Path(out), wait=self.options.wait, on_waiting=watcher.on_waiting) as folder:
+            writer = Writer(folder, request, self.options.as_data(), self.options.fresh)
+            writer.begin(self.document)
+            watcher.on_continued(writer)
+            if writer.continued.why:
+                own = [schedule for schedule in schedules if schedule.point.label in writer.continued.why]
+                run = self._carry_out(request, own, engine, writer, watcher)
+            else:
+                from causalab_mini.engine.run import Run
+
+                run = Run((), {}, kept=tuple(writer.finished))
+                writer.end_kept()
+            if writer.finished:
+                watcher.on_done(writer, run)
+        file = str(self.document.path or "")
+        if writer.failed:
+            raise RunError(_of_points(writer.failed), file)
+        failed = [check for entry in writer.steps for check in entry["checks"] if check["status"] == "failed"]
+        if failed:
+            raise CheckError([Problem("", f"the check of {check['check']} to pass", check["text"], code="check") for check in failed])
+        return run
+
+    def _carry_out(self, request: Request, schedules: Sequence[Schedule], engine: Engine, writer: Writer, watcher: Watcher) -> Run:
+        """Runs some points, and writes what they leave and the record, however it ends."""
         from causalab_mini.engine.execute import execute
         from causalab_mini.engine.fitting import FitWatcher
 
-        watcher = watcher or Watcher()
-        request, schedules, engine = self.compile()
-        folder = RunFolder.open(Path(out), request.digest)
-        writer = Writer(folder, request, self.options.as_data())
-        writer.begin(self.document)
-
         def on_point(point: PointResult) -> None:
-            writer.point(point)
+            writer.point(point, engine.describe())
             watcher.on_point(point)
 
         def on_update(jobs: Sequence[Job]) -> None:
@@ -152,33 +189,51 @@ class Experiment:
             watcher.on_fit(jobs)
 
         try:
-            run = execute(
-                engine,
-                request,
-                schedules=schedules,
-                batch_size=self.options.batch_size,
-                check=self.options.check,
-                on_point=on_point,
-                on_scheduled=watcher.on_scheduled,
-                on_pass=watcher.on_pass,
-                on_fit=FitWatcher(on_update, writer.best),
-            )
+            with Stopping(watcher.on_stopping) as stopping:
+                run = execute(
+                    engine,
+                    request,
+                    schedules=schedules,
+                    batch_size=self.options.batch_size,
+                    check=self.options.check,
+                    on_point=on_point,
+                    on_scheduled=watcher.on_scheduled,
+                    on_pass=watcher.on_pass,
+                    on_fit=FitWatcher(on_update, writer.best),
+                    on_failed=writer.fail,
+                    pause=stopping.pause,
+                )
         except KeyboardInterrupt:
-            writer.end("interrupted", engine.describe())
-            watcher.on_interrupted(folder, writer.fits)
+            with suppress(CausalabError):
+                writer.end("interrupted", engine.describe())
+            watcher.on_interrupted(writer)
             raise
         except CausalabError as error:
-            writer.end("failed", engine.describe(), error.as_data())
+            with suppress(CausalabError):  # where a file can't be written, the record can't either: the first error is the one to read
+                writer.end("failed", engine.describe(), error.as_data())
             raise error.in_file(str(self.document.path or "")) from None
         except Exception as error:
-            writer.end("failed", engine.describe(), {"errors": [{"code": "bug", "got": repr(error)}]})
+            with suppress(CausalabError):
+                writer.end("failed", engine.describe(), {"errors": [{"code": "bug", "got": repr(error)}]})
             raise
-        failed = [check for entry in writer.steps for check in entry["checks"] if check["status"] == "failed"]
-        writer.end("finished", run.record)
-        watcher.on_done(folder, writer.summary, run)
-        if failed:
-            raise CheckError([Problem("", f"the check of {check['check']} to pass", check["text"], code="check") for check in failed])
-        return run
+        if writer.failed:
+            writer.end("failed", run.record, {"errors": [problem.as_data() for problem in _of_points(writer.failed)]})
+        else:
+            writer.end("finished", run.record)
+        return replace(run, kept=tuple(writer.continued.kept))
+
+
+def _of_points(failed: Mapping[str, CausalabError]) -> list[Problem]:
+    """Returns what points failed with, each problem once, with the first point that has it."""
+    found: dict[Problem, list[str]] = {}
+    for label, error in failed.items():
+        for problem in error.problems:
+            found.setdefault(problem, []).append(label)
+    return [replace(problem, path=": ".join(part for part in (_some(labels), problem.path) if part)) for problem, labels in found.items()]
+
+
+def _some(labels: Sequence[str]) -> str:
+    return labels[0] + (f" and {len(labels) - 1} more points" if len(labels) > 1 else "")
 
 
 @contextmanager

@@ -35,7 +35,7 @@ OF_FILES = {
 }
 """A probe is taken out of a file by one call: `LinearProbe.from_file` looks up what judges the file's header, and what refuses it."""
 EXCEPTIONS = {CARRIED_OUT, *OF_FILES}
-ON_TOP = {"experiment", "shipped", "doctor", "cli", "__init__", "__main__"}
+ON_TOP = {"experiment", "stopping", "shipped", "doctor", "cli", "__init__", "__main__"}
 HEAVY = {"torch", "transformers", "nnterp", "nnsight", "safetensors", "huggingface_hub", "sklearn"}
 WITH_TORCH = {"ops", "engine", "probing/run", "results/tensors.py"}
 OPS_MAY = {"torch", "numpy", "safetensors", "sklearn", "causalab_mini", *sys.stdlib_module_names}

@@ -533,6 +533,7 @@ def test_the_spec_to_begin_with_is_valid_and_runs_as_it_is(command, tmp_path, na
     said = json.loads(done.out)
     assert [one["fired"] > 0 for one in said["points"]] == [True] * 6
     assert sorted(path.name for path in out.iterdir()) == [
+        ".lock",
         "generated.json",
         "records.json",
         "records.safetensors",
@@ -615,5 +616,5 @@ def test_a_run_that_fails_leaves_its_record_and_no_half_of_its_results(command, 
     monkeypatch.setattr(Recording, "index", index)
     said = command("probe", SPECS[-1], *ASKED, "--only-records", "--out", tmp_path / "out")
     assert said.code == code
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["run.json"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {".lock", "run.json"}
     assert json.loads((tmp_path / "out" / "run.json").read_text(encoding="utf-8"))["status"] == status

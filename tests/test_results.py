@@ -71,7 +71,7 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(RunError, match=r"table\.json: expected a file that can be written, got no space left on device"):
         folder.write("table.json", b"new")
     assert (tmp_path / "out" / "table.json").read_bytes() == b"old"
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["table.json"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {".lock", "table.json"}
 
 
 def test_an_interrupt_in_the_middle_of_a_file_leaves_the_old_one(tmp_path, monkeypatch):
@@ -87,7 +87,7 @@ def test_an_interrupt_in_the_middle_of_a_file_leaves_the_old_one(tmp_path, monke
     with pytest.raises(KeyboardInterrupt):
         folder.write("table.json", b"new")
     assert (tmp_path / "out" / "table.json").read_bytes() == b"old"
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["table.json"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {".lock", "table.json"}
 
 
 def test_what_json_does_not_have_is_never_written(tmp_path):
@@ -112,14 +112,14 @@ def test_a_header_is_no_part_of_what_an_experiment_is(run_document):
     assert run_document({**looking(RIGHT), "header": {"title": "another title"}})[0] == 0
 
 
-def test_the_folder_of_another_run_is_refused_and_left_as_it_is(run_document, home):
-    assert run_document(looking(RIGHT))[0] == 0
-    before = {path: path.read_bytes() for path in (home / "out").iterdir()}
-    code, out, err = run_document(looking([{"value": "loss", "file_path": "loss.json"}]))
+def test_the_folder_of_a_recording_is_refused_and_left_as_it_is(run_document, home):
+    (home / "out").mkdir()
+    (home / "out" / "run.json").write_text('{"digest": "of a spec", "spec_sha256": "1"}', encoding="utf-8")
+    code, out, err = run_document(looking(RIGHT))
     assert (code, out) == (2, "")
     assert "--out: expected an empty folder, or one of this experiment, got" in err
-    assert "the run of another document" in err
-    assert {path: path.read_bytes() for path in (home / "out").iterdir()} == before
+    assert "which holds the recording of an extraction spec" in err
+    assert [path.name for path in (home / "out").iterdir()] == ["run.json"]
 
 
 def test_a_folder_with_foreign_files_is_refused(run_document, home):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -106,8 +107,8 @@ def probe(
     limits = watching.limits(probe_timeout, probe_drain)
     told = sinks.opened(ndjson, ndjson_bytes, webhook, webhook_token_env, dead_letters, redact, send_activations)
     folder = RecordingFolder(out, request, given)
-    folder.begin()
     try:
+        folder.begin()
         routing = Routing(limits=limits, sinks=tuple(told))
         try:
             recording = _recorded(engine, request, batch_size, as_json, routing)
@@ -118,11 +119,14 @@ def probe(
         folder.record("interrupted", engine.describe())
         raise
     except CausalabError as error:
-        folder.record("failed", {**engine.describe(), "error": error.as_data()})
+        with suppress(CausalabError):  # where files can't be written
+            folder.record("failed", {**engine.describe(), "error": error.as_data()})
         raise error.in_file(str(spec)) from None
     except Exception as error:
         folder.record("failed", {**engine.describe(), "error": {"errors": [{"code": "bug", "got": repr(error)}]}})
         raise
+    finally:
+        folder.close()
     _print(recording, written, as_json)
     sinks.warn(told)
 

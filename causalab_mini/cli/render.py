@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from causalab_mini.errors import listed
 from causalab_mini.plan.sweep import show_value
 from causalab_mini.results.colours import on_scale
 from causalab_mini.results.summary import MORE_IS_BETTER
@@ -21,6 +22,7 @@ MAX_LINES = 24
 MAX_COMPONENTS = 12
 MAX_SAID = 4
 MAX_FITS = 8
+MAX_LABELS = 6
 
 Entry = Mapping[str, Any]
 
@@ -249,6 +251,25 @@ def check_lines(checks: Sequence[tuple[str, Entry]]) -> Iterator[str]:
         yield from lines[:5]
         if len(lines) > 5:
             yield f"  and {len(lines) - 5} more in run.json"
+
+
+def reason_lines(why: Mapping[str, str], n_kept: int, aside: Sequence[str]) -> Iterator[str]:
+    """Yields why points run, those with one reason in one line; how many don't; and which results were moved aside."""
+    labels: dict[str, list[str]] = {}
+    for label, reason in why.items():
+        labels.setdefault(reason, []).append(label)
+    for reason, own in labels.items():
+        everything = "runs" if own == [""] else f"runs all {len(own)} points" if len(labels) == 1 and not n_kept else ""
+        yield f"{everything or f'runs {_some(own)}'}: {reason}"
+    if n_kept:
+        yield f"kept: {n_kept} {'points' if n_kept > 1 else 'point'} that an earlier run has finished"
+    if aside:
+        yield f"moved to `earlier/`: what was there of {_some(aside) if aside != [''] else 'the results'}"
+
+
+def _some(labels: Sequence[str]) -> str:
+    more = len(labels) - MAX_LABELS
+    return listed(label or "the document without sweep" for label in labels[:MAX_LABELS]) + (f" and {more} more points" if more > 0 else "")
 
 
 def number_text(value: Any) -> str:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from causalab_mini.cli import options
-from causalab_mini.errors import EXIT_OK, CheckError, Problem, UsageError, quoted
+from causalab_mini.errors import EXIT_OK, Problem, RunError, UsageError, quoted
 
 if TYPE_CHECKING:
     from causalab_mini.engine.job import Job
     from causalab_mini.engine.run import Run
-    from causalab_mini.results.store import RunFolder
+    from causalab_mini.results.writer import Writer
     from causalab_mini.schedule.physical import Physical, PhysicalPass
 
 
@@ -26,7 +27,9 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def run(
         document: options.Document,
-        out: Annotated[Path, typer.Option("--out", help="The folder of the results: new, empty, or of this very document.")],
+        out: Annotated[
+            Path, typer.Option("--out", help="The folder of the results: new, empty, or of an earlier run, which is continued.")
+        ],
         data_root: options.DataRoot = None,
         set_: options.Set = None,
         batch_size: Annotated[
@@ -36,11 +39,14 @@ def register(app: typer.Typer) -> None:
         device_map: options.DeviceMap = "auto",
         engine: options.EngineName = "nnterp",
         trust_remote_code: options.TrustRemoteCode = False,
+        fresh: Annotated[bool, typer.Option("--fresh", help="Run points that are finished anew, too.")] = False,
+        wait: Annotated[bool, typer.Option("--wait", help="Wait until another run is done with the folder.")] = False,
         as_json: options.AsJson = False,
     ) -> None:
-        """Run a document and write its results.
+        """Run a document and write its results; points that the folder has already are kept.
 
-        Prints the written files on stdout; the summary, the map of a sweep and the checks on stderr.
+        Prints the written files on stdout; the summary, the map of a sweep and the checks on stderr, after why each
+        point runs. Ctrl-C and SIGTERM end the run after the forward under way; the same command goes on from there.
         """
         from causalab_mini.experiment import Options, load
 
@@ -50,6 +56,8 @@ def register(app: typer.Typer) -> None:
             check=options.choice("--check", check, ("off", "sample", "full")),  # type: ignore[arg-type]
             engine=options.choice("--engine", engine, ("nnterp", "hooks")),  # type: ignore[arg-type]
             trust_remote_code=trust_remote_code,
+            fresh=fresh,
+            wait=wait,
         )
         experiment = load(document, data_root=data_root, overrides=options.overrides(set_), options=settings)
         _Screen(as_json).run(experiment, out)
@@ -88,15 +96,18 @@ class _Screen:
             experiment.run(
                 out,
                 Watcher(
+                    on_waiting=self.waiting,
+                    on_continued=self.continued,
                     on_scheduled=self.scheduled,
                     on_pass=self.advance,
                     on_fit=self.fitting,
+                    on_stopping=self.stopping,
                     on_interrupted=self.interrupted,
                     on_done=self.done,
                 ),
             )
-        except CheckError as error:
-            if not self.as_json:
+        except RunError as error:
+            if not self.data:
                 raise
             self.data |= error.as_data()
             self.exit_code = error.exit_code
@@ -150,13 +161,32 @@ class _Screen:
         done = sum(job.n_done for job in jobs)
         self.fits.update(self.fits.tasks[0].id, completed=done, total=sum(job.n_updates for job in jobs), text=fit_line(jobs))
 
-    def interrupted(self, folder: RunFolder, fits: Mapping[str, Mapping[str, Any]]) -> None:
+    def waiting(self, who: str) -> None:
+        self.close()
+        self.console.print(f"waiting for the folder, {who}", markup=False)
+
+    def continued(self, writer: Writer) -> None:
+        """Says why points run."""
+        from causalab_mini.cli.render import reason_lines
+
+        if self.as_json:
+            return  # they are in the data
+        for line in reason_lines(writer.continued.why, len(writer.continued.kept), writer.aside):
+            self.console.print(line, markup=False, soft_wrap=True)
+
+    def stopping(self) -> None:
+        """Says that the run is about to end; from within a signal's handler, where nothing else may be used."""
+        os.write(2, b"\nending after this forward; once more ends at once\n")
+
+    def interrupted(self, writer: Writer) -> None:
         """Says what is left of fits that were not finished."""
         self.close()
-        for path, fit in fits.items():
+        for path, fit in writer.fits.items():
             where = f"{fit['point']}: " if fit["point"] else ""
             said = f"interrupted: {where}{fit['step']} after {fit['updates']} of {fit['of_updates']} updates; its best so far (epoch {fit['kept_epoch']})"
-            self.console.print(f"{said} is in {folder.path / path}", markup=False, soft_wrap=True)
+            self.console.print(f"{said} is in {writer.folder.path / path}", markup=False, soft_wrap=True)
+        n_points = len(writer.planned)
+        self.console.print(f"{len(writer.finished)} of {n_points} points are finished; the same command goes on from there", markup=False)
 
     def close(self) -> None:
         if self.fits is not None:
@@ -166,15 +196,17 @@ class _Screen:
             self.progress.stop()
             self.progress = None
 
-    def done(self, folder: RunFolder, summary: Mapping[str, Any], run: Run) -> None:
+    def done(self, writer: Writer, run: Run) -> None:
         from causalab_mini.cli.render import attribution_tables, best_lines, check_lines, fit_lines, heat_maps, summary_table
 
         self.close()
+        summary = writer.summary
         if self.as_json:
             told = {key: value for key, value in summary.items() if key != "digest"}
-            self.data = {"files": [str(path) for path in folder.written], **told}
+            why = {**writer.continued.why, **dict.fromkeys(writer.continued.kept, "kept")}
+            self.data = {"files": [str(path) for path in writer.files], "points": {label: why[label] for label in writer.planned}, **told}
             return
-        for path in folder.written:
+        for path in writer.files:
             print(path)
         sys.stdout.flush()
         metrics = summary["metrics"]
@@ -186,9 +218,7 @@ class _Screen:
             self.console.print(table)
         for line in [*fit_lines(summary.get("fits", ())), *best_lines(summary.get("best", ()))]:
             self.console.print(line, markup=False)
-        checks = [
-            (point.label, check.as_data()) for point in run.points for step in point.steps.values() for check in step.results["checks"]
-        ]
+        checks = [(step["point"], check) for step in writer.steps for check in step["checks"]]
         for line in check_lines(checks):
             self.console.print(line, markup=False)
         for warning in (*run.warnings, *summary.get("warnings", ())):

@@ -84,7 +84,7 @@ def open_table(ref: str, root: Path) -> Table:
     for index, row in enumerate(rows):
         if not isinstance(row, dict):
             raise DataError(Problem(f"[{index}]", "an object (a row)", _kind(row), code="row"), str(path))
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = hashlib.sha256(text.encode() if text else _bytes(path)).hexdigest()  # of what was read: the file may be another by now
     if (split := match["split"]) is not None:
         selected = [row for row in rows if row.get("split") == split]
         if not selected:
@@ -124,6 +124,14 @@ def _table_path(ref: str, relative: str, root: Path) -> Path:
     if not found[0].resolve().is_relative_to(root.resolve()):
         raise DataError(Problem("", "a table below the data root", f"a link to {quoted(found[0].resolve())}", code="ref"))
     return found[0]
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        got = "no such file" if isinstance(problem, FileNotFoundError) else (problem.strerror or "an unreadable file").lower()
+        raise DataError(Problem("", "a readable file", got, code="unreadable"), str(path)) from None
 
 
 def _kind(value: Any) -> str:

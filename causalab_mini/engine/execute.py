@@ -16,6 +16,7 @@ from causalab_mini.engine.point import PointRun
 from causalab_mini.engine.run import PointResult, Run
 from causalab_mini.engine.sizes import Sizes
 from causalab_mini.engine.store import Store
+from causalab_mini.errors import RunError, WriteError
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.located import Schedule, build_schedule
 from causalab_mini.schedule.memory import kept_bytes, peak_bytes
@@ -37,13 +38,15 @@ def execute(
     on_scheduled: Callable[[Physical], None] = lambda physical: None,
     on_pass: Callable[[PhysicalPass], None] = lambda one: None,
     on_fit: FitWatcher | None = None,
+    on_failed: Callable[[str, RunError], None] | None = None,
+    pause: Callable[[], None] = lambda: None,
 ) -> Run:
-    """Returns the results of every point of a request.
+    """Returns the results of every point of a request, or of those whose schedules are given.
 
     Args:
         engine: the checkpoint; its weights are loaded once every point has its schedule.
         request: what to run.
-        schedules: of the points, where they have been made already.
+        schedules: of the points that run, where they have been made already; None for all.
         batch_size: rows a pass; None lets tokens and logits bound it.
         check: `off`; `sample`: one row of each intervention alone, of a long run's sample of them; `full`: every row.
         rewrites: what makes the schedule cheaper; none for the plan's own passes.
@@ -51,10 +54,12 @@ def execute(
         on_scheduled: called with what will be run, before the weights are loaded.
         on_pass: called after every pass.
         on_fit: told how fits go.
+        on_failed: told of a point that failed, by its label; the others go on then. None to end with the first.
+        pause: called once the weights are there, after every forward, and before every point; may raise what ends the run.
 
     Raises:
         PlanError: a position does not fit its rows; nothing has been run then.
-        RunError: a pass failed.
+        RunError: a pass failed, and `on_failed` is None; or a file of a fit can't be written.
     """
     if schedules is None:
         schedules = [build_schedule(request, point) for point in request.points]
@@ -64,7 +69,8 @@ def execute(
     refuse_skewed(request)
     refuse_unfoldable(request, schedules)
     engine.load_weights()
-    sizes = Sizes(engine.facts, batch_size, engine.memory)
+    pause()
+    sizes = Sizes(engine.facts, batch_size, engine.memory, pause)
     fitting = _fitting(engine, plain, scheduled, rewrites, sizes.may_keep())
     physical = _trusted(engine, request, schedules, fitting, rewrites, check != "off")
     if physical is not scheduled:
@@ -74,7 +80,14 @@ def execute(
     fits = Fits(engine, request, schedules, sizes, rewrites, on_fit or FitWatcher())
     points = []
     for schedule in schedules:
-        result = PointRun(engine, request, schedule, store, fits, checking).run()
+        pause()
+        try:
+            result = PointRun(engine, request, schedule, store, fits, checking).run()
+        except RunError as error:
+            if on_failed is None or isinstance(error, WriteError):
+                raise
+            on_failed(schedule.point.label, error)
+            continue
         points.append(result)
         on_point(result)
     record = engine.describe() | {"schedule": _how_it_went(physical, sizes, engine.trust)}

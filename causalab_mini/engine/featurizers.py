@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from causalab_mini.engine.made import OutputTensors
-from causalab_mini.errors import PlanError, Problem
+from causalab_mini.errors import PlanError, Problem, RunError, quoted
 from causalab_mini.ops import featurizers as ops
 from causalab_mini.plan import plan as nodes
 
@@ -49,7 +50,11 @@ class Featurizers:
 def first_tensors(featurizer: nodes.Featurizer, outputs: OutputTensors) -> dict[str, Tensor]:
     """Returns a featurizer's parameters before anything trains it: from its file, from outputs, or drawn; as files name them."""
     if featurizer.file is not None:
-        return ops.load(featurizer.file)
+        try:
+            return ops.load(featurizer.file)
+        except (OSError, SafetensorError) as error:  # it was there, and whole, when the document was compiled
+            expected, got = "a file that stays as it was when the run began", f"{quoted(featurizer.file.header.path)} ({error})"
+            raise RunError(Problem(f"featurizers.{featurizer.name}.file_path", expected, got, code="file")) from None
     if featurizer.kind == "subspace":
         return {"basis": ops.random_basis(featurizer.d, featurizer.n_features, featurizer.seed)}
     if featurizer.kind == "gate":

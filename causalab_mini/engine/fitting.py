@@ -84,6 +84,7 @@ class Fits:
     rewrites: tuple[Rewrite, ...]
     watcher: FitWatcher
     done: dict[tuple[str, str], Fitted] = field(default_factory=dict)
+    failed: dict[tuple[str, str], RunError] = field(default_factory=dict)
 
     def of(self, schedule: Schedule, step: nodes.Fit, rows: Sequence[int], outputs: Mapping[str, Made], featurizers: Featurizers) -> Fitted:
         """Returns what a fit of a point leaves; those of other points that can be trained with it are, and kept for their turn.
@@ -94,21 +95,27 @@ class Fits:
             rows: that are trained on.
             outputs: of earlier steps of the point.
             featurizers: of the point, with what has been trained.
+
+        Raises:
+            RunError: its loss is not finite, or rows don't fit into memory.
         """
         key = (schedule.point.label, step.name)
-        if key not in self.done:
+        if key not in self.done and key not in self.failed:
             jobs = [Job(schedule, step, tuple(rows), outputs, featurizers, self.engine, self.request)]
             for other, twin in fits_together(self.schedules, schedule, step)[1:]:
                 jobs.append(Job(other, twin, tuple(range(twin.n_rows)), {}, Featurizers({}), self.engine, self.request))
             self.train(jobs)
-            self.done |= {(job.label, step.name): fitted(job, jobs) for job in jobs}
+            self.done |= {(job.label, step.name): fitted(job, jobs) for job in jobs if job.error is None}
+            self.failed |= {(job.label, step.name): job.error for job in jobs if job.error is not None}
+        if key in self.failed:
+            raise self.failed.pop(key)
         return self.done.pop(key)
 
     def train(self, jobs: Sequence[Job]) -> None:
-        """Trains fits in step with each other: an update of each, then the next of each.
+        """Trains fits in step with each other: an update of each, then the next of each; one whose loss is not finite ends, with its error.
 
         Raises:
-            RunError: a loss is not finite, or rows don't fit into memory.
+            RunError: rows don't fit into memory.
         """
         training = self.passes(jobs, is_training=True)
         judging = self.passes(jobs, is_training=False)
@@ -116,7 +123,7 @@ class Fits:
         while going := {number: job for number, job in enumerate(jobs) if not job.is_over}:
             self.update(going, training)
             self.watcher.on_update(list(going.values()))
-            ended = {number: job for number, job in going.items() if job.ends_epoch}
+            ended = {number: job for number, job in going.items() if job.error is None and job.ends_epoch}
             if ended:
                 self.evaluate(ended, judging)
                 for job in ended.values():
@@ -184,7 +191,7 @@ class Fits:
         """Takes one step of each fit along its gradient, rows in as many forwards as memory asks for.
 
         Raises:
-            RunError: a loss is not finite, or a single row does not fit into memory.
+            RunError: a single row does not fit into memory.
         """
         rows = {number: job.next_rows() for number, job in going.items()}
         while True:
@@ -201,7 +208,10 @@ class Fits:
                     raise
                 self.smaller(sum(map(len, rows.values())), error)
         for job in going.values():
-            job.end()
+            try:
+                job.end()
+            except RunError as error:
+                job.error = error
 
     def backward(self, going: Mapping[int, Job], passes: RepeatedPasses, batch: Mapping[int, Sequence[int]], is_last: bool) -> None:
         """Adds what some rows give to the gradients."""

@@ -45,6 +45,7 @@ class Job:
         is_best: whether the last evaluation was better than those before it.
         is_stopped: whether it ended before its last epoch.
         differences: by level of rewriting, how far its passes were from the plan's own.
+        error: what ended it, None where nothing did; those that are trained with it go on.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Job:
         self.scores: dict[Scored, tuple[float, int]] = {}
         self.batch: set[int] = set()
         self.differences: list[tuple[str, float]] = []
+        self.error: RunError | None = None
 
     # where it stands
 
@@ -112,7 +114,7 @@ class Job:
     @property
     def is_over(self) -> bool:
         """Whether there are no more updates."""
-        return self.is_stopped or self.n_done >= self.n_updates
+        return self.error is not None or self.is_stopped or self.n_done >= self.n_updates
 
     def temperature(self, gate: str) -> float:
         """Returns a gate's temperature at the update that comes, or at the last.

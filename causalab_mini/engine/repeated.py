@@ -211,6 +211,7 @@ class RepeatedPasses:
             is_probed = any(part.name in self.probed for part in one.parts)
             given = replace(self._given(one, values, union, scopes, self.mode), probe=probe if is_probed else None)
             run_batch(self.engine, one, entries, given, ran)
+            self.sizes.pause()
             for read, found in ran.values.items():
                 lived.setdefault(read, RowValues()).chunks += found.chunks
         return {number: self._observed(number, own, lived) for number, own in rows.items()}

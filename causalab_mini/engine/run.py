@@ -69,14 +69,16 @@ class Run:
     """What a request left, point by point.
 
     Attributes:
-        points: in the order of the sweep.
+        points: that were run, in the order of the sweep.
         record: what the record of a run says of the engine.
         warnings: for the user.
+        kept: labels of points that an earlier run has finished: their results are in the folder alone.
     """
 
     points: tuple[PointResult, ...]
     record: Mapping[str, Any]
     warnings: tuple[str, ...] = field(default=())
+    kept: tuple[str, ...] = field(default=())
 
     def __repr__(self) -> str:
         first = self.points[0] if self.points else None
@@ -91,6 +93,7 @@ class Run:
         for point in self.points:
             if point.label == label:
                 return point
+        self.refuse_kept(label)
         labels = [point.label for point in self.points]
         raise UsageError(
             Problem(
@@ -108,6 +111,19 @@ class Run:
         Raises:
             UsageError: it has a sweep, no such step, or one of another kind.
         """
+        if self.kept == ("",):
+            self.refuse_kept("")
         if len(self.points) != 1:
             raise UsageError(Problem("", "`run.point(label).step(name)` (the document is a sweep)", "`run.step(name)`", code="usage"))
         return self.points[0].step(name, kind)
+
+    def refuse_kept(self, label: str) -> None:
+        """Refuses a point that was not run.
+
+        Raises:
+            UsageError: an earlier run has finished it.
+        """
+        if label in self.kept:
+            hint = "its files are in the folder; `Options(fresh=True)` runs all anew"
+            got = f"{quoted(label)}, which an earlier run has finished" if label else "one that an earlier run has finished"
+            raise UsageError(Problem("", "a point that was run", got, hint, "usage"))

@@ -30,14 +30,20 @@ class Sizes:
         facts: of the checkpoint.
         batch_size: rows a batch; None for what fits.
         memory: gives the kind of the model's device, and the bytes that are free there; None where that is not known.
+        pause: called after every batch; may raise what ends the run.
     """
 
     def __init__(
-        self, facts: ModelFacts, batch_size: int | None, memory: Callable[[], tuple[str, int | None]] = lambda: ("cpu", None)
+        self,
+        facts: ModelFacts,
+        batch_size: int | None,
+        memory: Callable[[], tuple[str, int | None]] = lambda: ("cpu", None),
+        pause: Callable[[], None] = lambda: None,
     ) -> None:
         self.facts = facts
         self.batch_size = batch_size
         self.memory = memory
+        self.pause = pause
         self.most: int | None = None
         self.used: list[int] = []
         self.n_halved = 0
@@ -101,6 +107,7 @@ class Sizes:
             half = (len(entries) + 1) // 2
         else:
             self.used.append(len(entries))
+            self.pause()
             return
         self.halve(half)
         if torch.cuda.is_available():

@@ -19,7 +19,7 @@ from causalab_mini.plan import plan as nodes
 from causalab_mini.plan import spec as language
 from causalab_mini.plan.axes import Axes, axes_of, misfit
 from causalab_mini.plan.controls import control_of
-from causalab_mini.plan.digest import digest_of_points
+from causalab_mini.plan.digest import canonical, digest_of, digest_of_points
 from causalab_mini.plan.featurizers import FeaturizerBuilder, Files
 from causalab_mini.plan.forwards import roles_behind
 from causalab_mini.plan.intervention import InterventionBuilder
@@ -27,7 +27,7 @@ from causalab_mini.plan.load import Document, load_raw
 from causalab_mini.plan.probes import ProbeBuilder
 from causalab_mini.plan.rows import Rows
 from causalab_mini.plan.spec.steps import IG_STEPS
-from causalab_mini.plan.used import entries_of, parts_of_differences, saved_of
+from causalab_mini.plan.used import entries_of, files_of, parts_of_differences, saved_of, tables_of
 from causalab_mini.probing.probes import Binding
 from causalab_mini.probing.request import make_request, watch
 from causalab_mini.probing.spec import ProbeSpec, point_of
@@ -70,7 +70,9 @@ def build_request(document: Document | Mapping[str, Any], data_root: str | Path,
         builder = Builder(point.spec, rows, facts, files)
         plan = builder.plan()
         problems.update(dict.fromkeys(builder.problems))
-        points.append(nodes.PlannedPoint(point.label, point.values, point.digest, plan))
+        meaning = canonical(point.spec)
+        tables, read = tables_of(point.spec), (*files_of(point.spec), *builder.probe_files)
+        points.append(nodes.PlannedPoint(point.label, point.values, digest_of(meaning), plan, meaning, tables, read))
     if problems:
         raise PlanError(problems, file)
     axes = {axis.name: axis.values for axis in loaded.axes}
@@ -98,6 +100,7 @@ class Builder:
         self.rows = rows
         self.facts = facts
         self.problems: list[Problem] = []
+        self.probe_files: dict[str, None] = {}
         self.outputs: dict[str, nodes.Output | nodes.Difference] = {}
         self.sources: dict[str, nodes.Observe] = {}
         self.axes: dict[str, Axes] = {}
@@ -195,7 +198,9 @@ class Builder:
             raise PlanError([self.problem_of_stream(path, role, spec, labels, problem) for problem in error.problems]) from None
         for point in spec:
             bound = watched.probes.get(point.name)
-            self.files.others |= {point.probe_kwargs[key]: sha256 for key, sha256 in bound.checksums.items()} if bound else {}
+            checksums = {point.probe_kwargs[key]: sha256 for key, sha256 in bound.checksums.items()} if bound else {}
+            self.files.others |= checksums
+            self.probe_files |= dict.fromkeys(checksums)
         saves = tuple(nodes.SaveNode(None, save.value, save.file_path) for save in step.saves)
         return nodes.Stream(name, labels, role, (ref, field), watched, decode, saves, tuple(prompt.n_tokens for prompt in prompts))
 

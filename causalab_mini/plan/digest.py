@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from causalab_mini.plan.position import Position, Selected
@@ -32,7 +32,12 @@ from causalab_mini.probing.spec import extraction_point_to_dict, point_of
 
 def digest(spec: Spec) -> str:
     """Returns the digest of one point: without header, defaults, and declared things that no step uses."""
-    return _sha256(canonical(spec))
+    return digest_of(canonical(spec))
+
+
+def digest_of(meaning: Mapping[str, Any]) -> str:
+    """Returns the digest of what a document means."""
+    return _sha256(meaning)
 
 
 def digest_of_points(digests: Iterable[tuple[str, str]]) -> str:

@@ -631,12 +631,21 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPoint:
-    """One experiment of a request."""
+    """One experiment of a request.
+
+    Attributes:
+        meaning: what the digest is of: the document in its one spelling, as JSON data.
+        tables: the refs that it reads.
+        files: the paths of featurizers and probes that it reads.
+    """
 
     label: str
     values: Mapping[str, Any] = field(hash=False)
     digest: str
     plan: Plan
+    meaning: Mapping[str, Any] = field(hash=False, default_factory=dict)
+    tables: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -651,7 +660,7 @@ class Request:
         prompts: by ref and field.
         tables: by ref.
         facts: of the checkpoint.
-        files: checksums of the featurizers' files, by path.
+        files: checksums of the files of featurizers and probes, by path.
     """
 
     document: Any

@@ -54,6 +54,18 @@ def rows_of(step: Step) -> Iterator[tuple[str, Mapping[str, str]]]:
         yield "eval.rows", step.eval.rows
 
 
+def tables_of(spec: Spec) -> tuple[str, ...]:
+    """Returns the refs that a document's steps go over, sorted."""
+    return tuple(sorted({ref for step in spec.steps.values() for _, rows in rows_of(step) for ref in rows.values()}))
+
+
+def files_of(spec: Spec) -> tuple[str, ...]:
+    """Returns the files that a document's featurizers are read from, sorted."""
+    names = {name for step_name, step in spec.steps.items() for name in featurizers_used(spec, step_name, step)}
+    paths = {getattr(spec.featurizers[name], "file_path", None) for name in names}
+    return tuple(sorted(path for path in paths if path is not None))
+
+
 def scored_rows(step: Step) -> Mapping[str, str]:
     """Returns the rows whose metrics a step reports: of a fit, those that it is judged on."""
     return step.eval.rows if isinstance(step, Fit) else {} if isinstance(step, Weights | Stream | FitProbe) else step.rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -73,6 +74,8 @@ def make_record(
     options: Mapping[str, Any],
     error: Mapping[str, Any] | None = None,
     fits: Sequence[Mapping[str, Any]] = (),
+    points: Mapping[str, str] | None = None,
+    failed: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Returns the record as JSON data.
 
@@ -85,6 +88,8 @@ def make_record(
         options: of the run.
         error: what it failed with.
         fits: those that are not finished, with where their best is.
+        points: by label, why each was run, or that it was kept.
+        failed: by label, what points failed with.
     """
     now = datetime.now(UTC)
     return {
@@ -99,6 +104,9 @@ def make_record(
         **({"files": {path: {"sha256": checksum} for path, checksum in request.files.items()}} if request.files else {}),
         "options": dict(options),
         "n_points": len(request.points),
+        "points": dict(points or {}),
+        **({"failed": dict(failed)} if failed else {}),
+        "process": os.getpid(),
         "started": started.isoformat(timespec="seconds"),
         "seconds": round((now - started).total_seconds(), 3),
         "peak_memory_bytes": peak_memory_bytes(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +29,7 @@ class RecordingFolder:
         options: how it is carried out, for the record.
 
     Raises:
-        UsageError: the folder holds something else.
+        UsageError: the folder holds something else, or another run has it.
         RunError: it can't be made.
     """
 
@@ -41,6 +42,10 @@ class RecordingFolder:
     def begin(self) -> None:
         """Writes that the run has begun."""
         self.record("running")
+
+    def close(self) -> None:
+        """Gives the folder free."""
+        self.folder.close()
 
     def end(self, recording: Recording, tokenizer: Any, sinks: Sequence[Mapping[str, Any]] = ()) -> list[Path]:
         """Writes a recording, and returns the files; `sinks` is what the record says of where verdicts went."""
@@ -92,6 +97,7 @@ class RecordingFolder:
             "package_sha256": package_sha256(),
             "decode": request.decode.model_dump(mode="json"),
             "options": dict(self.options),
+            "process": os.getpid(),
             "n_requests": len(request.prompts),
             "n_points": len(request.spec),
             "started": self.started.isoformat(timespec="seconds"),

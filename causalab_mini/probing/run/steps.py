@@ -27,7 +27,7 @@ def run_step(engine: BaseEngine, request: nodes.Request, step: nodes.Stream, siz
     prompts = request.prompts[step.rows]
     asked = make_request(step.watched, prompts, step.decode)
     size = min(len(prompts), sizes.batch_size or min(BATCH_SIZE, sizes.most or BATCH_SIZE))
-    recording = observe(engine, asked, size, on_halved=sizes.halve)
+    recording = observe(engine, asked, size, lambda n: sizes.pause(), on_halved=sizes.halve)
     sizes.used.append(min(size, sizes.most or size))
     return _results(recording, step, engine.tokenizer)
 
