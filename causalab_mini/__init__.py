@@ -4,7 +4,8 @@ A document says what is asked; everything after it is one function an arrow, and
 
     load_spec → build_plan → build_schedule → execute → results
 
-`causalab_mini.load(path)` stands for all of them: `.explain()` says what will be done, `.run(out)` does it.
+`causalab_mini.load(path)` stands for all of them: `.explain()` says what will be done, `.run(out)` does it. `causalab_mini.open_run(out)`
+reads it back.
 
 Axis words, used in every docstring:
 
@@ -24,15 +25,18 @@ if TYPE_CHECKING:
     from causalab_mini.experiment import Experiment, Options, load
     from causalab_mini.plan.load import load_spec
     from causalab_mini.plan.spec import Spec
+    from causalab_mini.results.reading import SavedRun, open_run
 
-__all__ = ["Experiment", "Options", "Spec", "__version__", "load", "load_spec"]
+__all__ = ["Experiment", "Options", "SavedRun", "Spec", "__version__", "load", "load_spec", "open_run"]
 
 _HOMES = {
     "Experiment": "causalab_mini.experiment",
     "Options": "causalab_mini.experiment",
+    "SavedRun": "causalab_mini.results.reading",
     "Spec": "causalab_mini.plan.spec",
     "load": "causalab_mini.experiment",
     "load_spec": "causalab_mini.plan.load",
+    "open_run": "causalab_mini.results.reading",
 }
 
 

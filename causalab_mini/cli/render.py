@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from causalab_mini.plan.sweep import show_value
+from causalab_mini.results.colours import on_scale
 from causalab_mini.results.summary import MORE_IS_BETTER
 
 if TYPE_CHECKING:
@@ -144,15 +144,8 @@ def _cell(mean: float | None, low: float, high: float) -> Text:
     """Returns a number on a colour from dark blue (low) to yellow (high); readable without colour too."""
     if mean is None:
         return Text("·")
-    share = 0.0 if high == low else (mean - low) / (high - low)
-    stops = ((0.0, (68, 1, 84)), (0.33, (49, 104, 142)), (0.66, (53, 183, 121)), (1.0, (253, 231, 37)))
-    for (start, left), (end, right) in itertools.pairwise(stops):
-        if share <= end:
-            part = (share - start) / (end - start)
-            red, green, blue = (round(a + (b - a) * part) for a, b in zip(left, right, strict=True))
-            break
-    ink = "black" if share > 0.6 else "white"
-    return Text(f" {mean:.2f} ", style=f"{ink} on #{red:02x}{green:02x}{blue:02x}")
+    ground, ink = on_scale(mean, low, high)
+    return Text(f" {mean:.2f} ", style=f"{ink} on {ground}")
 
 
 def attribution_tables(entries: Sequence[Entry], width: int = 80) -> Iterator[Table | Text]:

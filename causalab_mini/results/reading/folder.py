@@ -1,0 +1,129 @@
+"""What is in a results folder, from its documented files alone: what the document saves, not what happens to lie there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from causalab_mini.results.reading.rows import READERS, read_json, refuse
+from causalab_mini.results.store import POINTS, RECORD
+
+TENSORS = ".safetensors"
+OF_PROBE: Mapping[str, str] = {
+    "records.safetensors": "records",
+    "records.json": "records",
+    "verdicts.json": "verdicts",
+    "generated.json": "generated",
+}
+"""The files of the verb `probe`, with what they hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFile:
+    """A file that a run saves, at every point alike.
+
+    Attributes:
+        path: below the point's folder.
+        value: what it holds, in the document's words.
+        step: that saves it; empty in a folder of `probe`.
+    """
+
+    path: str
+    value: str
+    step: str = ""
+
+    @property
+    def name(self) -> str:
+        """The path without its suffix."""
+        return self.path.removesuffix(self.suffix)
+
+    @property
+    def suffix(self) -> str:
+        """`.json`, `.csv`, `.parquet` or `.safetensors`."""
+        return Path(self.path).suffix
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it is a table; else it holds tensors."""
+        return self.suffix in READERS
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Returns the record of a folder.
+
+    Raises:
+        DataError: it is no folder of results, or its record is not whole.
+    """
+    if not path.is_dir():
+        refuse(path, "a folder of results", "a file" if path.exists() else "no such folder")
+    file = path / RECORD
+    if not file.is_file():
+        whole = next((parent for parent in path.resolve().parents if (parent / RECORD).is_file()), None)
+        hint = f"the results of this point belong to `{whole}`" if whole else "`causalab-mini run DOC --out DIR` makes one"
+        refuse(path, f"a folder of results (with `{RECORD}`)", "a folder without", hint=hint)
+    record = read_json(file)
+    if not isinstance(record, dict) or not isinstance(record.get("status"), str):
+        refuse(file, "the record of a run (an object with `status`)", "something else")
+    return record
+
+
+def read_points(path: Path) -> dict[str, dict[str, Any]]:
+    """Returns the values of every axis by label; of a run without a sweep its one point, with an empty label.
+
+    Raises:
+        DataError: `points.json` is not whole.
+    """
+    if not (path / POINTS).is_file():
+        return {"": {}}
+    points = read_json(path / POINTS)
+    if not isinstance(points, dict) or not all(isinstance(values, dict) for values in points.values()):
+        refuse(path / POINTS, "an object of axes and values by label", "something else")
+    return points
+
+
+def saved_files(path: Path, document: Any, labels: Sequence[str]) -> list[SavedFile]:
+    """Returns the files of a run that are there at one point at least, in the order of the document.
+
+    Args:
+        path: of the folder.
+        document: as it was authored, None in a folder of `probe`.
+        labels: of all points.
+    """
+    if document is None:
+        return [SavedFile(name, value) for name, value in OF_PROBE.items() if (path / name).is_file()]
+    found = list(dict.fromkeys(_named(document)))
+    return [file for file in found if any((path / label / file.path).is_file() for label in labels)]
+
+
+def _named(document: Any) -> Iterator[SavedFile]:
+    steps = document.get("steps") if isinstance(document, dict) else None
+    for step, body in (steps if isinstance(steps, dict) else {}).items():
+        if not isinstance(body, dict):
+            continue
+        evaluation = body.get("eval")
+        saves = [*_list(body.get("saves")), *_list(evaluation.get("saves") if isinstance(evaluation, dict) else None)]
+        nested = list(_texts(body.get("interventions"))) if not isinstance(body.get("interventions"), str) else []
+        for save in saves:
+            for file_path in _texts(save.get("file_path") if isinstance(save, dict) else None):
+                for value in _texts(save.get("value")):
+                    yield SavedFile(file_path, value, step)
+                    for name in [*nested, value.partition("/")[0]]:
+                        yield SavedFile(f"{name}/{file_path}", value, step)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yields the texts that stand at a place of a document, those of a sweep too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+    elif isinstance(value, dict):
+        yield from _texts(value.get("sweep"))
+        yield from _texts(value.get("name"))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,144 @@
+"""A table's file as rows. JSON, CSV and parquet of one table read back equal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from causalab_mini.errors import DataError, Problem, RunError, quoted
+
+Row = dict[str, Any]
+
+TEXTS = (
+    "example_id",
+    "metric",
+    "write",
+    "unit",
+    "estimand_version",
+    "produced_by",
+    "text",
+    "ended",
+    "prompt",
+    "point",
+    "component",
+    "action",
+)
+"""Columns whose cells are text whatever they look like."""
+MAYBE_TEXTS = ("aborted_by", "method")
+"""The same, but an empty cell is null."""
+
+
+def read_rows(path: Path, texts: Sequence[str] = ()) -> list[Row]:
+    """Returns a table's rows, each with every column; a column that a row lacks is null there.
+
+    Args:
+        path: a `.json`, `.csv` or `.parquet` file that a run has written.
+        texts: columns of this table that are text even where they look like numbers; CSV alone can't tell.
+
+    Raises:
+        DataError: the file can't be read, or holds no table.
+        RunError: it is parquet, and pyarrow isn't there.
+    """
+    try:
+        rows = READERS[path.suffix](path, texts)
+    except OSError as error:
+        refuse(path, "a readable file", "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or "none").lower())
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    return [{key: row.get(key) for key in columns} for row in rows]
+
+
+def read_json(path: Path) -> Any:
+    """Returns what a JSON file holds.
+
+    Raises:
+        DataError: it can't be read.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        refuse(path, "a readable file", "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or "none").lower())
+    except ValueError as error:
+        got = f"something else ({error})" if path.stat().st_size else "an empty file"
+        refuse(path, "JSON", got)
+
+
+def refuse(path: Path, expected: str, got: str, where: str = "", hint: str = "") -> NoReturn:
+    """Says what is wrong with a file.
+
+    Raises:
+        DataError: always.
+    """
+    raise DataError(Problem(where, expected, got, hint, "results"), str(path)) from None
+
+
+def _json(path: Path, texts: Sequence[str]) -> list[Row]:
+    rows = read_json(path)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        refuse(path, "a table (a list of objects)", f"{type(rows).__name__}" if not isinstance(rows, list) else "a list of other things")
+    return rows
+
+
+def _csv(path: Path, texts: Sequence[str]) -> list[Row]:
+    try:
+        lines = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8"), newline=""), strict=True))
+    except UnicodeDecodeError as error:
+        refuse(path, "UTF-8", f"the byte {quoted(hex(error.object[error.start]))}")
+    except csv.Error as error:
+        refuse(path, "CSV", f"something else ({error})")
+    columns, *cells = lines or [[]]
+    for number, line in enumerate(cells, 2):
+        if len(line) != len(columns):
+            refuse(path, f"{len(columns)} cells on line {number}", str(len(line)))
+    return [_restored(dict(zip(columns, line, strict=True)), texts) for line in cells]
+
+
+def _restored(line: Mapping[str, str], texts: Sequence[str]) -> Row:
+    """Returns a line of CSV with its types: null, booleans, numbers, lists and objects; text where the column is one of text."""
+    row: Row = {}
+    for column, cell in line.items():
+        if column in TEXTS:
+            row[column] = cell
+        elif column in texts or column in MAYBE_TEXTS or (column == "token" and "token_id" in line):
+            row[column] = cell or None
+        elif column == "reason":
+            row[column] = None if not cell and ("action" in line or "ended" in line) else cell
+        elif column == "tokens":
+            row[column] = None if not cell and line.get("reason") else cell
+        else:
+            row[column] = _value(cell)
+    return row
+
+
+def _value(cell: str) -> Any:
+    if not cell or cell != cell.strip():
+        return cell or None
+    try:
+        return json.loads(cell)
+    except ValueError:
+        return cell
+
+
+def _parquet(path: Path, texts: Sequence[str]) -> list[Row]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        hint = "pip install 'causalab-mini[parquet]'"
+        raise RunError(Problem("", "pyarrow, to read parquet", "no such package", hint, "extra"), str(path)) from None
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    try:
+        rows: list[Row] = pyarrow.parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        refuse(path, "parquet", f"something else ({str(error).splitlines()[0]})")
+    return [
+        {key: _value(cell) if isinstance(cell, str) and cell[:1] in ("[", "{") and key == "value" else cell for key, cell in row.items()}
+        for row in rows
+    ]
+
+
+READERS: Mapping[str, Callable[[Path, Sequence[str]], list[Row]]] = {".json": _json, ".csv": _csv, ".parquet": _parquet}
