@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from causalab_mini.plan import plan as nodes
 from causalab_mini.plan.load import Document
 from causalab_mini.plan.stamps import stamp_of
+from causalab_mini.results.places import Places
 from causalab_mini.results.record import make_record
 from causalab_mini.results.store import CHECKPOINTS, DOCUMENT, POINTS, RECORD, SUMMARY, RunFolder
 from causalab_mini.results.summary import (
@@ -58,6 +59,7 @@ class Writer:
         self.fits: dict[str, dict[str, Any]] = {}
         self.warnings: dict[str, None] = {}
         self.jobs: dict[str, Job] = {}
+        self.places = Places(request)
         self.unwritten: set[str] = set()
         self.written_at = -MIN_SECONDS
 
@@ -66,6 +68,8 @@ class Writer:
         self.record("running", None)  # first: a folder without a record is nobody's
         self.folder.write_json(DOCUMENT, document.raw, indent=2)
         self.folder.written.reverse()
+        self.places.keep_said(self.folder)
+        self.places.write(self.folder)
         if self.request.axes:
             self.folder.write_json(POINTS, {point.label: dict(point.values) for point in self.request.points})
 
@@ -109,6 +113,7 @@ class Writer:
 
     def point(self, point: PointResult) -> None:
         """Writes a point's saves, and notes its summary."""
+        self.places.point(point, self.folder)
         for name, step in point.steps.items():
             for metric, rows in step.results["metrics"].items():
                 controls = step.results.get("controls", ())
