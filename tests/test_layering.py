@@ -21,7 +21,7 @@ ALLOWED = {
     "probing/run": {"errors", "data", "model", "plan", "schedule", "evidence", "ops", "probing", "results", "engine"},
     "probing/serve": {"errors", "data", "model", "plan", "probing", "probing/run", "engine"},
     "evidence": {"errors", "data", "model", "plan", "schedule", "ops"},
-    "results": {"errors", "data", "model", "plan", "schedule", "evidence", "ops"},
+    "results": {"errors", "data", "model", "plan", "probing", "schedule", "evidence", "ops"},
     "engine": {"errors", "data", "model", "plan", "schedule", "evidence", "ops"},
 }
 """What a layer may import beside itself. `model` also knows the plan's model section, by type alone.

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from causalab_mini import __version__
-from causalab_mini.cli import data, doctor, explain, language, model, probe, run, serve, show, tokens, validate
+from causalab_mini.cli import data, doctor, explain, language, model, probe, report, run, serve, show, tokens, validate
 from causalab_mini.errors import (
     EXIT_BUG,
     EXIT_INPUT_WRONG,
@@ -33,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (run, show, probe, serve, explain, validate, tokens, data, model, language, doctor):
+for module in (run, show, report, probe, serve, explain, validate, tokens, data, model, language, doctor):
     module.register(app)
 
 

@@ -220,7 +220,7 @@ def _saves(saves: tuple[nodes.SaveNode, ...]) -> list[str]:
 def _place(place: nodes.Read | nodes.Write) -> str:
     keys = "" if place.keys is None else f" keys={place.keys}"
     if isinstance(place, nodes.Write):
-        return f"write '{place.name}' at {place.site} pos={place.pos}{keys} {_change(place)} via {_coordinates(place)}"
+        return f"write '{place.name}' at {place.site} pos={place.pos}{keys} {change_of(place)} via {_coordinates(place)}"
     view = "" if place.view == "raw" else f" as {place.view}"
     return f"read  '{place.name}' at {place.site} pos={place.pos}{keys}{view} via {_coordinates(place)}"
 
@@ -231,7 +231,8 @@ def _coordinates(place: nodes.Read | nodes.Write) -> str:
     return name if features is None else f"{name} features={list(features)}"
 
 
-def _change(write: nodes.Write) -> str:
+def change_of(write: nodes.Write) -> str:
+    """Returns what a write does, such as `swap(source)`."""
     arguments = []
     match write.operand:
         case nodes.FromRead() as operand:
@@ -349,4 +350,4 @@ def _place_data(place: nodes.Read | nodes.Write) -> dict[str, Any]:
         **({} if place.keys is None else {"keys": str(place.keys)}),
         **({} if place.featurizer is None else {"featurizer": str(place.featurizer)}),
     }
-    return data | ({"change": _change(place)} if isinstance(place, nodes.Write) else {"view": place.view})
+    return data | ({"change": change_of(place)} if isinstance(place, nodes.Write) else {"view": place.view})

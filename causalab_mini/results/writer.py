@@ -13,6 +13,7 @@ from causalab_mini.plan import plan as nodes
 from causalab_mini.plan.load import Document
 from causalab_mini.plan.stamps import stamp_of
 from causalab_mini.results.finished import Finished, find_kept, finished_name, key_of, set_aside
+from causalab_mini.results.places import Places
 from causalab_mini.results.record import make_record
 from causalab_mini.results.store import CHECKPOINTS, DOCUMENT, POINTS, RECORD, SUMMARY, RunFolder
 from causalab_mini.results.summary import (
@@ -63,6 +64,7 @@ class Writer:
         self.failed: dict[str, CausalabError] = {}
         self.fits: dict[str, dict[str, Any]] = {}
         self.jobs: dict[str, Job] = {}
+        self.places = Places(request)
         self.unwritten: set[str] = set()
         self.written_at = -MIN_SECONDS
         self.planned = {point.label: point for point in request.points}
@@ -105,6 +107,7 @@ class Writer:
         if self.continued.why or self.was != ("finished", self.request.digest):
             self.record("running", self.engine_of_kept)  # first: a folder without a record is nobody's
         self.folder.write_if_other(DOCUMENT, document.raw, indent=2)
+        self.places.continue_from(self.folder, self.continued.why)
         if self.request.axes:
             self.folder.write_if_other(POINTS, {point.label: dict(point.values) for point in self.request.points})
         else:
@@ -178,6 +181,7 @@ class Writer:
         """Writes a point's saves and, last, what is known of it: it is finished then."""
         planned = self.planned[point.label]
         found = Finished(point.label, key_of(planned, self.request), planned.meaning, engine=engine)
+        self.places.point(point, self.folder)
         for name, step in point.steps.items():
             self.summarise(found, point, name, step)
             for save, suffix in _saves(step.node):
