@@ -205,7 +205,7 @@ def test_a_document_without_sweep_leaves_the_folder_of_a_sweep_and_comes_back(ru
     assert why(run(sweep())[1]) == dict.fromkeys(LABELS, "new")
     assert (home / "out" / "earlier" / "renamed.json").is_file()
     assert {name for name in files_of(home / "out") if not name.startswith("earlier/")} == {
-        *("document.json", "run.json", "points.json", "summary.json"),
+        *("document.json", "run.json", "places.json", "points.json", "summary.json"),
         *(f"{label}/{name}" for label in LABELS for name in ("follows.json", "state.safetensors")),
         *(finished_name(label) for label in LABELS),
     }
