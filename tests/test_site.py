@@ -56,6 +56,13 @@ def test_a_link_to_what_the_site_does_not_show_is_refused(tmp_path):
 
 
 @pytest.mark.plain
+def test_a_forge_finds_what_pages_link_to():
+    for page in (*DOCS.rglob("*.md"), *ROOT.glob("*.md"), ROOT / "training" / "README.md"):
+        for link in re.findall(r"\]\((?!\w+:|#)([^)\s#]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+@pytest.mark.plain
 def test_every_verb_that_a_page_names_is_one():
     verbs = set(re.findall(r"^## (\S+)$", (DOCS / "verbs.md").read_text(encoding="utf-8"), re.MULTILINE))
     for page in DOCS.rglob("*.md"):
