@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from speed_page import speed_page
+
+from causalab_mini.cli.reference import verbs_page
 from causalab_mini.model.reference import components_page
 from causalab_mini.plan.reference import reference
 
-PAGES = {"components.md": components_page, "language.md": reference}
+PAGES = {"components.md": components_page, "language.md": reference, "speed.md": speed_page, "verbs.md": verbs_page}
 
 
 def main() -> None:
