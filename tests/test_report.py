@@ -211,12 +211,13 @@ def test_an_earlier_runs_words_are_kept_for_points_that_do_not_run_again(copied)
     request, _, _ = load(ROOT / "documents" / "generation.json").compile()
     places = Places(request)
     said = json.loads((out / "places.json").read_text(encoding="utf-8"))["said"]
-    places.continue_from(RunFolder(out), ())
-    assert places.said == said != []
-    places.continue_from(RunFolder(out), {entry["point"] for entry in said})
-    assert places.said == []
-    (out / "places.json").write_text("{", encoding="utf-8")
-    places.continue_from(RunFolder(out), ())
+    with RunFolder.open(out) as folder:
+        places.continue_from(folder, ())
+        assert places.said == said != []
+        places.continue_from(folder, {entry["point"] for entry in said})
+        assert places.said == []
+        (out / "places.json").write_text("{", encoding="utf-8")
+        places.continue_from(folder, ())
     assert places.said == []
     assert json.loads((out / "places.json").read_text(encoding="utf-8"))["said"] == []
 
