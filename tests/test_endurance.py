@@ -20,7 +20,7 @@ from causalab_mini.experiment import Experiment, Options, Watcher, load
 from causalab_mini.results.finished import finished_name
 from causalab_mini.results.store import RunFolder
 
-pytestmark = pytest.mark.tiny
+pytestmark = [pytest.mark.tiny, pytest.mark.forks]
 
 PAIRS = json.loads((ROOT / "data" / "successor" / "pairs.json").read_text(encoding="utf-8"))
 LABELS = ["layer=0", "layer=1", "layer=2"]
