@@ -424,7 +424,7 @@ def test_a_failed_check_leaves_the_numbers_on_disk_and_exits_with_one(command, r
     code, out, err = command("run", path, "--out", tmp_path / "out", "--json")
     assert (code, err) == (1, "")
     data = json.loads(out)
-    assert set(data) == {"files", "metrics", "errors"}
+    assert set(data) == {"files", "metrics", "points", "errors"}
     assert data["errors"][0]["expected"] == "the check of rows to pass"
 
 
