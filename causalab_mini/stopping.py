@@ -39,7 +39,7 @@ class Stopping:
         for number, handler in self.before.items():
             signal.signal(number, handler)
         if error is None:
-            self.deliver(None)
+            self.deliver()
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         """Puts a signal off, or passes it on: the second one, and those before the first pause."""
@@ -57,10 +57,10 @@ class Stopping:
             KeyboardInterrupt: there was one.
         """
         self.is_putting_off = True
-        self.deliver(None)
+        self.deliver()
 
-    def deliver(self, frame: FrameType | None) -> None:
+    def deliver(self) -> None:
         """Passes on a signal that was put off."""
         if self.pending is not None:
             number, self.pending = self.pending, None
-            self.before[number](number, frame)
+            self.before[number](number, None)

@@ -904,6 +904,10 @@ def test_the_command_refuses_before_it_loads(command, spec_file, tmp_path, monke
             code, out, err = command("serve", spec_file, *model, *arguments)
             assert (code, out) == (2, "")
             assert said in err
+    spec_file.write_text(SPEC.replace("norm_monitor", "record"), encoding="utf-8")
+    code, _, err = command("serve", spec_file, *model)
+    assert code == 2
+    assert "size.probe_type: expected a probe (the activations of a recorded point would go nowhere), got `record`" in err
     spec_file.write_text(SPEC.replace("[2]", "[99]").replace("norm_monitor", "no_such_probe"), encoding="utf-8")
     code, _, err = command("serve", spec_file, *model)
     assert code == 2

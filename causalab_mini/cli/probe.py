@@ -30,8 +30,8 @@ def register(app: typer.Typer) -> None:
 
 
 def probe(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="An extraction spec: a YAML file, or JSON.")],
-    model: Annotated[str, typer.Option("--model", metavar="KEY", help="A hub id, a folder, a GGUF file, or `bundled:NAME`.")],
+    spec: watching.Spec,
+    model: watching.Model,
     out: Annotated[Path, typer.Option("--out", help="The folder of the results: new, empty, or of this very request.")],
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="How many tokens are generated at most.")],
     prompt: Annotated[
@@ -67,17 +67,13 @@ def probe(
     send_activations: sinks.Activations = False,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Prompts that are run together.")] = 8,
     revision: options.Revision = None,
-    dtype: Annotated[str, typer.Option("--dtype", help="What the weights are loaded as: `fp32`, `bf16` or `fp16`.")] = "fp32",
-    attention: Annotated[
-        str, typer.Option("--attention", help="`eager` (has scores and patterns), `sdpa`, or `auto` for what transformers takes.")
-    ] = "auto",
-    device_map: Annotated[
-        str, typer.Option("--device-map", "--device", help="Where the weights go, as transformers takes it: `auto`, `cpu`, `cuda:0`.")
-    ] = "auto",
+    dtype: watching.Dtype = "fp32",
+    attention: watching.Attention = "auto",
+    device_map: watching.Device = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Record activations while a model generates, as an extraction spec says, and write them.
+    """Watch a model generate, as an extraction spec says: record activations, ask probes, which may stop it, and write what came of it.
 
     Everything that does not fit is refused before the weights are loaded. Prints the written files on stdout; what each point came to on
     stderr.

@@ -35,8 +35,8 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="An extraction spec: a YAML file, or JSON.")],
-    model: Annotated[str, typer.Option("--model", metavar="KEY", help="A hub id, a folder, a GGUF file, or `bundled:NAME`.")],
+    spec: watching.Spec,
+    model: watching.Model,
     host: Annotated[str, typer.Option("--host", help="Where to listen; beyond this machine only with a token, or `--allow-remote`.")] = (
         "127.0.0.1"
     ),
@@ -69,13 +69,9 @@ def serve(
     send_activations: sinks.Activations = False,
     log: Annotated[bool, typer.Option("--log", help="A line a request on stderr: id, route, end, tokens; never what is in it.")] = False,
     revision: options.Revision = None,
-    dtype: Annotated[str, typer.Option("--dtype", help="What the weights are loaded as: `fp32`, `bf16` or `fp16`.")] = "fp32",
-    attention: Annotated[
-        str, typer.Option("--attention", help="`eager` (has scores and patterns), `sdpa`, or `auto` for what transformers takes.")
-    ] = "auto",
-    device_map: Annotated[
-        str, typer.Option("--device-map", "--device", help="Where the weights go, as transformers takes it: `auto`, `cpu`, `cuda:0`.")
-    ] = "auto",
+    dtype: watching.Dtype = "fp32",
+    attention: watching.Attention = "auto",
+    device_map: watching.Device = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -85,6 +81,7 @@ def serve(
     one ends it.
     """
     _import_extra()
+    from causalab_mini.probing.probes import RECORD
     from causalab_mini.probing.run import Routing
     from causalab_mini.probing.serve.app import Served
     from causalab_mini.probing.serve.desk import ROOM, Room
@@ -98,6 +95,10 @@ def serve(
         raise UsageError(Problem("--host", "an address of this machine alone, as there is no token", quoted(host), hint, "usage"))
     points = watching.read_spec(spec)
     named = watching.model_of(model, revision, dtype, attention)
+    if not send_activations and (kept := [point.name for point in points if point.probe_type == RECORD]):
+        hint = "`--send-activations` with `--ndjson` or `--webhook` hands its activations on; or take the point out"
+        expected = "a probe (the activations of a recorded point would go nowhere)"
+        raise UsageError(Problem(f"{kept[0]}.probe_type", expected, quoted(RECORD), hint, "combination"), str(spec))
     binding = watching.binding(points, probes, probe_args, spec.parent)
     engine, watched = watching.opened(spec, points, named, device_map, trust_remote_code, binding, only_records=False)
     rules = Rules(token, loopback_names(host) if is_local else None, max_body, n_requests=max_rows + max_queue + 64)

@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 
 ATTENTION = ("auto", "eager", "sdpa")
 
+Model = Annotated[str, typer.Option("--model", metavar="KEY", help="A hub id, a folder, a GGUF file, or `bundled:NAME`.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="What the weights are loaded as: `fp32`, `bf16` or `fp16`.")]
+Attention = Annotated[
+    str, typer.Option("--attention", help="`eager` (has scores and patterns), `sdpa`, or `auto` for what transformers takes.")
+]
+Device = Annotated[
+    str, typer.Option("--device-map", "--device", help="Where the weights go, as transformers takes it: `auto`, `cpu`, `cuda:0`.")
+]
+Spec = Annotated[Path, typer.Argument(metavar="SPEC", help="An extraction spec: a YAML file, or JSON.")]
 Probes = Annotated[
     list[Path] | None, typer.Option("--probes", metavar="FILE", help="A Python file that registers probes; it is run. May be repeated.")
 ]

@@ -88,3 +88,9 @@ def _common_prefix(left: str, right: str) -> int:
     if right.startswith(left):
         return len(left)
     return next(n for n, (a, b) in enumerate(zip(left, right, strict=False)) if a != b) if right else 0
+
+
+def text_behind(tokenizer: Decoder, before: Sequence[int], ids: Sequence[int]) -> str:
+    """Returns the text of tokens as it stands behind others: what comes first may be spelled otherwise alone."""
+    first, whole = decode(tokenizer, before), decode(tokenizer, (*before, *ids))
+    return whole[len(first) :] if whole.startswith(first) else decode(tokenizer, ids)

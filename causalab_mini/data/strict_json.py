@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -146,3 +147,9 @@ def _is_infinite(word: str) -> bool:
         return math.isinf(float(word))
     except ValueError:
         return False
+
+
+def sha256_of(data: Any) -> str:
+    """Returns the checksum of JSON data in one spelling."""
+    text = json.dumps(data, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

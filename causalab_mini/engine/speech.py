@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from causalab_mini.data.characters import decode
+from causalab_mini.data.characters import text_behind
 from causalab_mini.errors import Problem, RunError
 from causalab_mini.plan.spec import Decode
 
@@ -181,15 +181,15 @@ class Speech:
     def _note_end(self, voice: Voice, token: int) -> None:
         if token in self._stops:
             voice.end("eos")
-        elif voice.how.stop and any(stop in self._text(voice, voice.fed) for stop in voice.how.stop):
+        elif voice.how.stop and self._has_stop(voice):
             voice.end("stop")
         elif len(voice.fed) >= voice.how.max_new_tokens:
             voice.end("length")
 
     def text(self, voice: Voice) -> str:
         """Returns what a row has said, as it stands behind its prompt."""
-        return self._text(voice, voice.said)
+        return text_behind(self._tokenizer, voice.prompt, voice.said)
 
-    def _text(self, voice: Voice, ids: Sequence[int]) -> str:
-        before, whole = decode(self._tokenizer, voice.prompt), decode(self._tokenizer, (*voice.prompt, *ids))
-        return whole[len(before) :] if whole.startswith(before) else decode(self._tokenizer, ids)
+    def _has_stop(self, voice: Voice) -> bool:
+        text = text_behind(self._tokenizer, voice.prompt, voice.fed)
+        return any(stop in text for stop in voice.how.stop)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from causalab_mini.data.strict_json import sha256_of
 from causalab_mini.plan.position import Position, Selected
 from causalab_mini.plan.spec import (
     Attribute,
@@ -37,13 +36,13 @@ def digest(spec: Spec) -> str:
 
 def digest_of(meaning: Mapping[str, Any]) -> str:
     """Returns the digest of what a document means."""
-    return _sha256(meaning)
+    return sha256_of(meaning)
 
 
 def digest_of_points(digests: Iterable[tuple[str, str]]) -> str:
     """Returns the digest of a document: its one point's, or, of a sweep, that of all its points by label, in order."""
     points = [list(point) for point in digests]
-    return points[0][1] if [label for label, _ in points] == [""] else _sha256(points)
+    return points[0][1] if [label for label, _ in points] == [""] else sha256_of(points)
 
 
 def canonical(spec: Spec) -> dict[str, Any]:
@@ -127,8 +126,3 @@ def _spelled(value: Strict) -> dict[str, Any]:
     if "controls" in spelled:
         spelled["controls"] = [_plain(as_control(control)) for control in getattr(value, "controls")]  # noqa: B009 - of two kinds of step
     return spelled
-
-
-def _sha256(data: Any) -> str:
-    text = json.dumps(data, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -6,7 +6,7 @@ import re
 
 METRIC_SUFFIXES = (".json", ".csv", ".parquet")
 TENSOR_SUFFIXES = (".safetensors",)
-RESERVED_FILES = ("document.json", "run.json", "summary.json", "points.json", "checkpoints", "earlier", ".points", ".lock")
+RESERVED_FILES = ("document.json", "run.json", "summary.json", "places.json", "points.json", "checkpoints", "earlier", ".points", ".lock")
 _DEVICE_NAMES = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
 
 

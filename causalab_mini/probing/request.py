@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from causalab_mini.data.prompts import Prompt, PromptError, make_prompt
+from causalab_mini.data.strict_json import sha256_of
 from causalab_mini.errors import Issue, PlanError, Problem, quoted
 from causalab_mini.model.components import COMPONENTS
 from causalab_mini.model.facts import EAGER_ONLY, ModelFacts
@@ -109,12 +108,7 @@ class Request:
     def digest(self) -> str:
         """What makes two requests the same: spec, probes, checkpoint, tokens, how the model speaks, and what is kept."""
         meant = [*self.watched.meaning, [list(prompt.ids) for prompt in self.prompts], self.decode.model_dump(mode="json"), self.is_kept]
-        return sha256(meant)
-
-
-def sha256(data: Any) -> str:
-    """Returns the checksum of JSON data in one spelling."""
-    return hashlib.sha256(json.dumps(data, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+        return sha256_of(meant)
 
 
 def places_of(point: ExtractionPoint) -> tuple[Place, ...]:

@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from causalab_mini import __version__
+from causalab_mini.data.strict_json import sha256_of
 from causalab_mini.errors import quoted
 from causalab_mini.plan import plan as nodes
 from causalab_mini.plan.layout import differences
@@ -62,7 +63,7 @@ class Finished:
     def as_bytes(self) -> bytes:
         """Returns the file of the point; it has a checksum of itself."""
         data = {name: getattr(self, name) for name in self.__slots__}
-        return json_bytes({**data, "sha256": _sha256(data)}, None)
+        return json_bytes({**data, "sha256": sha256_of(data)}, None)
 
 
 def finished_name(label: str) -> str:
@@ -80,7 +81,7 @@ def read_finished(folder: RunFolder, label: str) -> Finished | str | None:
     except (OSError, ValueError) as error:
         return f"{quoted(name)} can't be read ({error})"
     sha256 = data.pop("sha256", None) if isinstance(data, dict) else None
-    if sha256 is None or set(data) != set(Finished.__slots__) or sha256 != _sha256(data) or data["label"] != label:
+    if sha256 is None or set(data) != set(Finished.__slots__) or sha256 != sha256_of(data) or data["label"] != label:
         return f"{quoted(name)} is not what was written"
     return Finished(**data)
 
@@ -207,7 +208,3 @@ def _saved_names(folder: RunFolder) -> Iterator[str]:
 
 def _size(one: Mapping[str, Any]) -> dict[str, Any]:
     return {"n_bytes": one["bytes"], "sha256": one["sha256"]}
-
-
-def _sha256(data: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(data, sort_keys=True, ensure_ascii=False).encode()).hexdigest()

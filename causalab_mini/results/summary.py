@@ -9,7 +9,6 @@ from causalab_mini.evidence.intervals import LEVEL, interval, of_fraction
 from causalab_mini.plan import plan as nodes
 
 MAX_REASONS = 3
-
 BINARY_KINDS = ("match", "class_match", "generated_match")
 MORE_IS_BETTER = ("fraction", "probability", "logit")
 """Units of metrics of which the point with most is the best; others have no best point."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -153,7 +152,3 @@ class ProbeMisfit(ValueError):  # noqa: N818 - its name says what is wrong
         self.expected = expected
         self.got = got
         self.hint = hint
-
-
-Arguments = Mapping[str, Any]
-"""Keywords of a probe's constructor."""

@@ -7,6 +7,7 @@ import inspect
 import threading
 import time
 from collections.abc import Coroutine
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,7 @@ from causalab_mini.probing.router.calls import wait_for
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from causalab_mini.probing.probes.base import ActivationRecord
-    from causalab_mini.probing.router.slots import QueuedSlot
+    from causalab_mini.probing.router.queued import QueuedSlot
 
 IN_TURN = 16
 """Activations of one queue that are worked off before another has its turn."""
@@ -150,12 +150,8 @@ class _Worker(threading.Thread):
 
     def _serve(self, slot: QueuedSlot) -> bool:
         """Returns whether this thread goes on, having worked off some of a queue."""
-
-        def begins(name: str, record: ActivationRecord | None) -> None:
-            self._begins(slot)
-
         for _ in range(IN_TURN):
-            call = slot.next_call(begins)
+            call = slot.next_call(partial(self._begins, slot))
             if call is None:
                 return True
             value, error = None, None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from causalab_mini.probing.probes.base import Action, ActivationRecord
+from causalab_mini.probing.probes.base import Action
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,6 @@ class Outcome:
         failures: calls that came to nothing.
         counts: by point.
         abort: what ended the generation; None where no probe did.
-        activations: that were kept, in the order in which the points fired.
     """
 
     request: str
@@ -131,7 +130,6 @@ class Outcome:
     failures: tuple[Failure, ...]
     counts: Mapping[str, Counts]
     abort: Abort | None
-    activations: tuple[ActivationRecord, ...] = ()
 
     def as_data(self, verdicts: bool = True) -> dict[str, Any]:
         """Returns it as JSON data, with or without what came while it went on."""

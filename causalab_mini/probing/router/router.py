@@ -12,10 +12,12 @@ from causalab_mini.probing.probes.base import ActivationRecord, End, Start
 from causalab_mini.probing.probes.bound import BoundProbe
 from causalab_mini.probing.router.breaker import Breaker
 from causalab_mini.probing.router.calls import Callers
+from causalab_mini.probing.router.inline import InlineSlot
 from causalab_mini.probing.router.limits import MOST_S, QUEUE_DEPTH, Limits
 from causalab_mini.probing.router.pool import Pool
+from causalab_mini.probing.router.queued import QueuedSlot
 from causalab_mini.probing.router.results import Abort, Counts, Failure, Outcome, ProbeResult
-from causalab_mini.probing.router.slots import InlineSlot, KeptSlot, Owner, QueuedSlot, Slot
+from causalab_mini.probing.router.slots import KeptSlot, Owner, Slot
 from causalab_mini.probing.sinks import Sink
 from causalab_mini.probing.spec import ExecutionMode, ExtractionPoint, InterventionMode, InterventionPolicy, ProbeKind, ProbeSpec
 
@@ -25,12 +27,11 @@ class Router:
 
     Args:
         spec: the points.
-        probes: by point, what makes its probe; points without one are only kept.
+        probes: by point, what makes its probe; activations of points without one go to sinks alone.
         policy: of inline points that have none of their own.
         queue_depth: of async points that have none of their own.
         limits: how long is waited.
         sinks: where verdicts go as they come.
-        keeps: whether activations are kept in what comes of a request, those of points without a probe too.
 
     Raises:
         ValueError: a point breaks the rules of async points, which the parser would have refused; or the policy or the depth can't be.
@@ -45,9 +46,8 @@ class Router:
         queue_depth: int = QUEUE_DEPTH,
         limits: Limits | None = None,
         sinks: Sequence[Sink] = (),
-        keeps: bool = False,
     ) -> None:
-        self.spec, self.probes, self.limits, self.sinks, self.keeps = spec, dict(probes), limits or Limits(), tuple(sinks), keeps
+        self.spec, self.probes, self.limits, self.sinks = spec, dict(probes), limits or Limits(), tuple(sinks)
         self.policy, self.queue_depth = policy or InterventionPolicy(), queue_depth
         for point in spec:
             _judge(point)
@@ -57,8 +57,7 @@ class Router:
             raise ValueError(f"expected a timeout of at least 1 ms beside `block_until_signal`, got {self.policy.timeout_ms}")
         self.breakers = {name: Breaker(self.limits.n_failures, self.limits.cooldown_s) for name in self.probes}
         self.hands_on_activations = any(sink.wants_activations for sink in self.sinks)
-        everything = self.keeps or self.hands_on_activations
-        self.routed = tuple(number for number, point in enumerate(spec) if everything or point.name in self.probes)
+        self.routed = tuple(number for number, point in enumerate(spec) if self.hands_on_activations or point.name in self.probes)
         self._callers = Callers("inline probe")
         self._pool = Pool(self.limits.n_workers, self.limits.async_s)
         self._lock = threading.Lock()
@@ -139,7 +138,6 @@ class Watch(Owner):
         self._router = router
         self._results: list[ProbeResult] = []
         self._failures: list[Failure] = []
-        self._activations: list[ActivationRecord] = []
         self._abort: Abort | None = None
         self._end: End | None = None
         self._deadline = 0.0
@@ -156,8 +154,6 @@ class Watch(Owner):
         if self._router.hands_on_activations:
             for record in records:
                 self._router.tell("activation", _as_data(record))
-        if self._router.keeps:
-            self._activations += records
         self._slots[number].fire(records)
 
     def announce(self, ended: str, n_generated: int, drain_s: float | None = None) -> None:
@@ -189,7 +185,7 @@ class Watch(Owner):
         results = tuple(sorted(self._results, key=lambda result: order[result.point]))
         failures = tuple(sorted(self._failures, key=lambda failure: order[failure.point]))
         abort = self._abort if ended == "abort" else None
-        outcome = Outcome(self.request, results, failures, self.counts(), abort, tuple(self._activations))
+        outcome = Outcome(self.request, results, failures, self.counts(), abort)
         if self._router.sinks:
             self._router.tell("end", {"ended": ended, "n_generated": n_generated, **outcome.as_data(verdicts=False)})
         return outcome

@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from causalab_mini.data.strict_json import sha256_of
 from causalab_mini.evidence.memory import peak_memory_bytes
-from causalab_mini.probing.request import Request, sha256
+from causalab_mini.probing.request import Request
 from causalab_mini.probing.run.recording import Recording
 from causalab_mini.probing.spec import to_yaml
 from causalab_mini.results.record import package_sha256, versions
@@ -85,7 +86,7 @@ class RecordingFolder:
         data = {
             "status": status,
             "digest": request.digest,
-            "spec_sha256": sha256(request.watched.spec_data),
+            "spec_sha256": sha256_of(request.watched.spec_data),
             **(
                 {"probe_files": files}
                 if (files := {name: dict(probe.checksums) for name, probe in request.watched.probes.items() if probe.checksums})

@@ -7,7 +7,7 @@ from typing import Any
 from causalab_mini.engine.engines.base import BaseEngine
 from causalab_mini.engine.sizes import Sizes
 from causalab_mini.plan import plan as nodes
-from causalab_mini.probing.request import make_request, places_of
+from causalab_mini.probing.request import Request, places_of
 from causalab_mini.probing.run.observing import BATCH_SIZE, observe
 from causalab_mini.probing.run.recording import Recording, tensor_name
 
@@ -25,7 +25,7 @@ def run_step(engine: BaseEngine, request: nodes.Request, step: nodes.Stream, siz
         RunError: the model can't go on token by token, or a single row does not fit into memory.
     """
     prompts = request.prompts[step.rows]
-    asked = make_request(step.watched, prompts, step.decode)
+    asked = Request(step.watched, prompts, step.decode)  # judged when it was compiled
     size = min(len(prompts), sizes.batch_size or min(BATCH_SIZE, sizes.most or BATCH_SIZE))
     recording = observe(engine, asked, size, lambda n: sizes.pause(), on_halved=sizes.halve)
     sizes.used.append(min(size, sizes.most or size))

@@ -89,10 +89,6 @@ class Stream:
         """Returns what a row has said so far."""
         return self._row(number).voice.said
 
-    def text(self, number: int) -> str:
-        """Returns the text of it, the stop token included."""
-        return self.speech.text(self._row(number).voice)
-
     def cancel(self, number: int) -> None:
         """Ends a row where it stands, between two forwards; one that is through already is left as it is."""
         row = next((row for row in self.rows if row.ask.number == number and not row.is_through), None)

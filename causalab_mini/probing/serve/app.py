@@ -18,6 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from causalab_mini.data.characters import text_behind
 from causalab_mini.data.prompts import Prompt, prompt_of_ids
 from causalab_mini.errors import PlanError, Problem
 from causalab_mini.plan.spec import Decode
@@ -28,7 +29,7 @@ from causalab_mini.probing.serve.api import ApiError, Asked, ChatAsked, Completi
 from causalab_mini.probing.serve.desk import Busy, Closed, Desk, Done, Ticket, Wish
 from causalab_mini.probing.serve.gate import HUNG_UP, Gate, Rules, error_response, read_body
 from causalab_mini.probing.serve.metrics import Metrics
-from causalab_mini.probing.serve.pieces import Pieces, cut, text_behind
+from causalab_mini.probing.serve.pieces import Pieces, cut
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -230,7 +231,7 @@ class _Counter:
 
     def _text(self, wish: Wish, done: Done, asked: Asked) -> str:
         """Returns what was said, without what ended it."""
-        return cut(text_behind(self.served.tokenizer, wish.prompt, self._shown(done.ids)), asked.stop or ())
+        return cut(text_behind(self.served.tokenizer, wish.prompt.ids, self._shown(done.ids)), asked.stop or ())
 
     # From what is asked to wishes
 

@@ -12,12 +12,6 @@ from causalab_mini.data.prompts import Prompt
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
-def text_behind(tokenizer: Any, prompt: Prompt, ids: Sequence[int]) -> str:
-    """Returns the text of a generation as it stands behind its prompt."""
-    before, whole = decode(tokenizer, prompt.ids), decode(tokenizer, (*prompt.ids, *ids))
-    return whole[len(before) :] if whole.startswith(before) else decode(tokenizer, ids)
-
-
 def cut(text: str, stops: Sequence[str]) -> str:
     """Returns what stands before the first of some texts."""
     found = [at for at in map(text.find, stops) if at >= 0]
