@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from streams_by_hand import StreamByHand
 
+from causalab_mini.data.characters import text_behind
 from causalab_mini.data.prompts import make_prompt
 from causalab_mini.engine.engines.hooks import HooksEngine
 from causalab_mini.errors import Problem, RunError
@@ -33,7 +34,7 @@ from causalab_mini.probing.serve.app import Served, make_app
 from causalab_mini.probing.serve.desk import Desk, Room
 from causalab_mini.probing.serve.gate import Rules
 from causalab_mini.probing.serve.metrics import Metrics
-from causalab_mini.probing.serve.pieces import Pieces, cut, n_certain, text_behind
+from causalab_mini.probing.serve.pieces import Pieces, cut, n_certain
 from causalab_mini.probing.serve.running import Server, bind, is_loopback, loopback_names
 from causalab_mini.probing.spec import parse_dict
 
@@ -196,7 +197,7 @@ def alone(engine, text, n, **decode):
     """Returns what the model says behind a prompt on its own, without the stop token; how many tokens it is with it; what ended it."""
     one = probe(spec_of(), engine, [text], max_new_tokens=n, only_records=True, **decode).generated[0]
     shown = one.ids[:-1] if one.ended == "eos" else one.ids
-    return text_behind(engine.tokenizer, make_prompt(engine.tokenizer, text), shown), len(one.ids), one.ended
+    return text_behind(engine.tokenizer, make_prompt(engine.tokenizer, text).ids, shown), len(one.ids), one.ended
 
 
 # The `openai` client
@@ -383,7 +384,7 @@ def test_two_hundred_at_once_each_get_their_own(start, models):
         expected = ids[text][:n]
         assert n_said == len(expected)
         shown = expected[:-1] if expected[-1] in stops else expected
-        assert said == text_behind(engine.tokenizer, make_prompt(engine.tokenizer, text), shown)
+        assert said == text_behind(engine.tokenizer, make_prompt(engine.tokenizer, text).ids, shown)
         assert {verdict["request"] for verdict in verdicts} <= {name}
         assert [verdict["value"] for verdict in verdicts] == list(range(len(verdicts)))
     assert one.number('causalab_requests_total{route="/v1/completions",status="200"}') == 200
@@ -399,7 +400,7 @@ def test_a_model_that_takes_nobody_in_between_says_so_and_answers_all(by_hand):
             content = make_prompt(one.engine.tokenizer, body["prompt"])
             ids = content.ids[content.n_prefix :]
             said = [ids[at % len(ids)] for at in range(body["max_tokens"])]
-            assert answer.json()["choices"][0]["text"] == text_behind(one.engine.tokenizer, content, said)
+            assert answer.json()["choices"][0]["text"] == text_behind(one.engine.tokenizer, content.ids, said)
 
 
 def test_a_full_server_sends_away_and_says_when_to_come_back(by_hand):
@@ -936,7 +937,7 @@ def test_pieces_together_are_the_whole(models, data):
     whole, n = "", 0
     while n < len(ids) and cut(whole, stops) == whole:  # a generation ends at the token that completes a stop text
         n += 1
-        whole = text_behind(tokenizer, prompt, ids[:n])
+        whole = text_behind(tokenizer, prompt.ids, ids[:n])
     pieces = Pieces(tokenizer, prompt, stops)
     said = "".join(pieces.take(ids[:at]) for at in range(1, n + 1))
     assert cut(whole, stops).startswith(said)
