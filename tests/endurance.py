@@ -100,5 +100,5 @@ def main():
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}  # OpenMP's threads are not there in a child, which would wait for them
     main()

@@ -58,6 +58,10 @@ def difference(one, other, path=""):
     return "" if one == other and type(one) is type(other) else f"{path}: {one!r} and {other!r}"
 
 
+HANGS_S = 300.0
+"""Seconds after which a child is said to hang."""
+
+
 def in_child(act, *, kill_after=None, number=signal.SIGKILL, is_quiet=True):
     """Returns how a child of this process ended that carried something out: its exit code, or minus the signal.
 
@@ -90,4 +94,16 @@ def in_child(act, *, kill_after=None, number=signal.SIGKILL, is_quiet=True):
     if kill_after is not None:
         time.sleep(kill_after)
         os.kill(child, number)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return ended(child)
+
+
+def ended(child):
+    """Returns how a child ended; one that hangs is killed, so that it is a failure and not a wait without end."""
+    deadline = time.monotonic() + HANGS_S
+    while not (found := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise AssertionError(f"a child was still there after {HANGS_S:g} s")
+        time.sleep(0.002)
+    return os.waitstatus_to_exitcode(found[1])
