@@ -245,7 +245,7 @@ def check_lines(checks: Sequence[tuple[str, Entry]]) -> Iterator[str]:
             continue
         counts = [(status, sum(check["status"] == status for _, check in of_name)) for status in ("passed", "failed", "skipped")]
         largest = [check["largest"] for _, check in of_name if check["status"] == "passed" and check.get("largest") is not None]
-        worst = f"; largest difference {max(largest):.1e} of the standard deviation" if largest else ""
+        worst = f"; largest difference {f'{max(largest):.1e}' if max(largest) else '0'} of the standard deviation" if largest else ""
         yield f"check {name}: {', '.join(f'{n} {status}' for status, n in counts if n)}{worst}"
         lines = list(dict.fromkeys(f"  {check['status']}: {label + ': ' if label else ''}{check['text']}" for label, check in said))
         yield from lines[:5]

@@ -1,6 +1,6 @@
-"""The checks of a run: rows alone against the batch, and writes that fired. In a long run, of a sample of what is run.
+"""The checks of a run: rows alone against the batch, the schedule against the plan's own passes, writes that fired, places as tokens.
 
-A row alone is run as the plan has it, without any rewrite: it is what the schedule is held against.
+Rows alone are run under hooks of their own, the plan's passes by the engine without any rewrite; in a long run a sample of them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from typing import Literal
 
 import torch
 
+from causalab_mini.engine.alone import observe_alone, why_not_alone
 from causalab_mini.engine.contract import Engine
 from causalab_mini.engine.featurizers import Featurizers
 from causalab_mini.engine.made import OutputTensors
 from causalab_mini.engine.observe import Observed, observe, write_key
-from causalab_mini.evidence.checks import TOLERANCE, Check, check_control, check_rows, check_writes
+from causalab_mini.evidence.checks import TOLERANCE, Check, check_control, check_passes, check_places, check_rows, check_writes
 from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.located import Schedule, StepSchedule
@@ -36,7 +37,8 @@ class Checking:
         request: what is run.
         schedules: of all points.
         physical: what is run of it.
-        level: `sample`: one row of each intervention alone, or of as many as a twentieth of a long run pays for, the first always; `full`: every row.
+        level: `sample`: of each intervention one row alone and one in the plan's own passes, or of as many as a twentieth of a long run pays
+            for, the first always; `full`: every row.
     """
 
     def __init__(
@@ -45,22 +47,37 @@ class Checking:
         self.engine = engine
         self.request = request
         self.level = level
+        self.is_rewritten = bool(physical.history)
         facts = request.facts
         a_token = operations_of(facts) * facts.n_layers + 2.0 * facts.hidden * facts.vocabulary
         self.costs = {}
         for schedule in schedules:
             for step in schedule.steps:
                 for intervention in step.step.experiments:
-                    (row,) = _most_padded(request, intervention, range(step.step.n_rows))
-                    tokens = sum(_n_tokens(forward, request, row) for forward in intervention.runs)
+                    rows = range(step.step.n_rows)
+                    once = [row for sampled in self.sampled(intervention, rows) for row in sampled]
+                    tokens = sum(_n_tokens(forward, request, row) for forward in intervention.runs for row in once)
                     self.costs[id(step), intervention.name] = a_token * tokens
         run = sum(operations(one, facts) for one in physical.passes.values())
         self.allowed = None if level == "full" or run + sum(self.costs.values()) < LONG_OPERATIONS else SHARE * run
         self.n_seen = 0
         self.spent = 0.0
 
+    def sampled(self, intervention: nodes.Intervention, rows: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        """Returns which of the rows that run are run alone, and which in the plan's own passes.
+
+        Of a sample: the one with the fewest tokens, on which a fault of padding, masks or positions would show, and the one with the most, of
+        which most is left out. Rows that take each other's values are run together, and none alone.
+        """
+        deranges_rows = deranges(intervention)
+        if self.level == "full" or deranges_rows:
+            return (() if deranges_rows else rows), (rows if self.is_rewritten else ())
+        prompts = [self.request.prompts[forward.rows] for forward in intervention.runs]
+        ends = [choose(rows, key=lambda row: sum(of_role[row].n_tokens for of_role in prompts)) for choose in (min, max)]
+        return ends[:1], (ends[1:] if self.is_rewritten else ())
+
     def wants(self, schedule: StepSchedule, intervention: nodes.Intervention) -> bool:
-        """Returns whether rows of an intervention are run alone: the first always, the others evenly over the run as far as that goes."""
+        """Returns whether an intervention is run again: the first always, the others evenly over the run as far as that goes."""
         cost = self.costs[id(schedule), intervention.name]
         self.n_seen += 1
         if self.allowed is not None and self.n_seen > 1 and self.spent + cost > self.allowed * self.n_seen / len(self.costs):
@@ -85,23 +102,92 @@ class Checking:
             outputs: of earlier steps.
             featurizers: with what has been trained.
         """
-        request, dtype = self.request, self.engine.facts.dtype
         name = f"{schedule.step.name}/{intervention.name}" if schedule.step.is_list else schedule.step.name
-        differences: dict[int, float] = {}
-        compared = compared_reads(intervention, observed, dtype)
-        why = ""
+        others = [self.writes(name, schedule, intervention, observed), self.places(name, schedule, intervention, observed)]
+        compared = compared_reads(intervention, observed, self.engine.facts.dtype)
+        if (compared or observed.said) and not self.wants(schedule, intervention):
+            why = "not compared (a sample of the points is; `--check full` compares all)"
+            return [Check(kind, "skipped", f"{name}: {kind} {why}") for kind in ("rows", "passes")] + others
+        alone, together = self.sampled(intervention, observed.rows) if compared or observed.said else ((), ())
+        return [
+            self.rows(name, schedule, intervention, observed, outputs, featurizers, alone, compared),
+            self.passes(name, schedule, intervention, observed, outputs, featurizers, together, compared),
+            *others,
+        ]
+
+    def rows(
+        self,
+        name: str,
+        schedule: StepSchedule,
+        intervention: nodes.Intervention,
+        observed: Observed,
+        outputs: OutputTensors,
+        featurizers: Featurizers,
+        rows: Sequence[int],
+        compared: Sequence[str],
+    ) -> Check:
+        """Returns whether rows alone give the numbers of the batch."""
         if deranges(intervention):
-            why = "`permute` needs the other rows"
-        elif len(observed.rows) > 1 and (compared or observed.said) and not self.wants(schedule, intervention):
-            why = "a sample of the points is; `--check full` compares all"
-        elif len(observed.rows) > 1 and (compared or observed.said):
-            for row in observed.rows if self.level == "full" else _most_padded(request, intervention, observed.rows):
-                alone = observe(self.engine, schedule, intervention, request.prompts, outputs, (row,), featurizers)
-                differences[row] = difference_of(observed, alone, row, compared, dtype)
-        rows = check_rows(name, differences, dtype, len(observed.rows))
-        if why:
-            rows = Check("rows", "skipped", f"{name}: rows not compared ({why})")
-        return [rows, self.writes(name, schedule, intervention, observed)]
+            return Check("rows", "skipped", f"{name}: rows not compared (`permute` needs the other rows)")
+        engine, prompts, dtype = self.engine, self.request.prompts, self.engine.facts.dtype
+        why_engine = why_not_alone(engine.facts, intervention)
+        differences = {}
+        for row in rows:
+            if why_engine:
+                found = observe(engine, schedule, intervention, prompts, outputs, (row,), featurizers)
+            else:
+                found = observe_alone(engine, schedule, intervention, prompts, outputs, row, featurizers, observed)
+            differences[row] = difference_of(observed, found, row, compared, dtype)
+        return check_rows(name, differences, dtype, len(observed.rows), why_engine)
+
+    def passes(
+        self,
+        name: str,
+        schedule: StepSchedule,
+        intervention: nodes.Intervention,
+        observed: Observed,
+        outputs: OutputTensors,
+        featurizers: Featurizers,
+        rows: Sequence[int],
+        compared: Sequence[str],
+    ) -> Check:
+        """Returns whether the schedule gives the numbers of the plan's own passes."""
+        if not self.is_rewritten:
+            return Check("passes", "skipped", f"{name}: the passes that ran are the plan's own")
+        dtype = self.engine.facts.dtype
+        differences = {}
+        if rows:
+            found = observe(self.engine, schedule, intervention, self.request.prompts, outputs, tuple(rows), featurizers)
+            differences = {row: difference_of(observed, found, row, compared, dtype) for row in rows}
+        return check_passes(name, differences, dtype)
+
+    def places(self, name: str, schedule: StepSchedule, intervention: nodes.Intervention, observed: Observed) -> Check:
+        """Returns the texts at which the first row is read and written, and whether the model is given those there."""
+        row = observed.rows[0]
+        found = []
+        for one in schedule.every(intervention.name):
+            prompt = self.request.prompts[one.forward.rows][row]
+            for place in one.forward.places:
+                is_write = isinstance(place, nodes.Write)
+                if not is_write and isinstance(place, nodes.Read) and place.is_hidden:
+                    continue
+                key = write_key(intervention, one.forward, place) if isinstance(place, nodes.Write) else place.name
+                tokens, text = one.windows[place.name][row].tokens, prompt
+                if place.pos.is_generated:
+                    tokens, text = observed.windows[key][row].tokens, observed.said[one.forward.model, one.forward.role][row].prompt
+                own = [token for token in tokens if 0 <= token < text.n_content]
+                if own:
+                    found.append(
+                        {
+                            "place": key,
+                            "kind": "write" if is_write else "read",
+                            "tokens": own,
+                            "text": text.text_of(own),
+                            "texts": [text.text_of([token]) for token in own],
+                            "decoded": [self.engine.tokenizer.decode([text.ids[text.n_prefix + token]]) for token in own],
+                        }
+                    )
+        return check_places(name, schedule.step.labels[row], found)
 
     def writes(self, name: str, schedule: StepSchedule, intervention: nodes.Intervention, observed: Observed) -> Check:
         """Returns whether every write of an intervention fired on every row that it should."""
@@ -141,12 +227,6 @@ def deranges(intervention: nodes.Intervention) -> bool:
 
 def _n_tokens(forward: nodes.Forward, request: nodes.Request, row: int) -> int:
     return request.prompts[forward.rows][row].n_tokens + (0 if forward.decode is None else forward.decode.max_new_tokens)
-
-
-def _most_padded(request: nodes.Request, intervention: nodes.Intervention, rows: Sequence[int]) -> tuple[int]:
-    """Returns the row with the fewest tokens: it is the one that a fault of padding, masks or positions would show on."""
-    prompts = [request.prompts[forward.rows] for forward in intervention.runs]
-    return (min(rows, key=lambda row: sum(of_role[row].n_tokens for of_role in prompts)),)
 
 
 def compared_reads(intervention: nodes.Intervention, observed: Observed, dtype: str) -> list[str]:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from causalab_mini.engine.gradients import Mode
 from causalab_mini.model.facts import ModelFacts
@@ -197,6 +198,14 @@ class Engine(Protocol):
 
     def load_weights(self) -> None:
         """Loads and freezes the weights, once."""
+        ...
+
+    def loaded(self) -> nn.Module:
+        """Returns the model with its weights."""
+        ...
+
+    def device(self) -> torch.device:
+        """Returns where inputs go."""
         ...
 
     def run(self, batch: Batch, visits: tuple[Visit, ...], state: State, shortcut: Shortcut = PLAIN) -> None:

@@ -1,4 +1,4 @@
-"""The checks of a step: rows alone against the batch, and writes that fired and moved something."""
+"""The checks of a step: rows alone against the batch, the schedule against the plan's passes, writes that fired, places as tokens."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from causalab_mini.errors import listed
+from causalab_mini.errors import listed, quoted
 
 TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2, "fp16": 3e-2}
 """Largest difference of logits, as a share of the row's standard deviation of logits: batches of other shapes round otherwise."""
+MAX_PLACES = 16
+"""Places of a step that the record has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Check:
         return {"check": self.name, "status": self.status, "text": self.text, **_finite(self.data)}
 
 
-def check_rows(step: str, differences: Mapping[int, float], dtype: str, n_rows: int) -> Check:
+def check_rows(step: str, differences: Mapping[int, float], dtype: str, n_rows: int, why_engine: str = "") -> Check:
     """Judges rows that were run alone.
 
     Args:
@@ -35,15 +37,68 @@ def check_rows(step: str, differences: Mapping[int, float], dtype: str, n_rows: 
         differences: by row, the largest difference to the batch as a share of the row's standard deviation.
         dtype: of the weights.
         n_rows: rows of the step that were run.
+        why_engine: why they were run by the engine; empty where they were run under hooks of their own.
     """
     if not differences:
-        why = "one row is its own batch" if n_rows == 1 else "nothing to compare"
-        return Check("rows", "skipped", f"{step}: rows not compared ({why})")
+        return Check("rows", "skipped", f"{step}: rows not compared (nothing is read)")
+    how = "alone" if not why_engine else f"alone, by the engine ({why_engine}),"
+    against = "the batch" if n_rows > 1 else "the run"
+    data = {"by": "engine" if why_engine else "hooks"}
+    return _difference("rows", f"{step}: {_rows(differences)} {how} differs from {against}", differences, dtype, data)
+
+
+def check_passes(step: str, differences: Mapping[int, float], dtype: str) -> Check:
+    """Judges a schedule by the plan's own passes, run by the engine without any rewrite.
+
+    Args:
+        step: its name.
+        differences: by row, the largest difference as a share of the row's standard deviation.
+        dtype: of the weights.
+    """
+    if not differences:
+        return Check("passes", "skipped", f"{step}: passes not compared (nothing is read)")
+    return _difference("passes", f"{step}: {_rows(differences)} in the plan's own passes differs from the schedule", differences, dtype, {})
+
+
+def _rows(differences: Mapping[int, float]) -> str:
+    return f"row {next(iter(differences))}" if len(differences) == 1 else f"the worst of {len(differences)} rows"
+
+
+def _difference(name: str, said: str, differences: Mapping[int, float], dtype: str, data: Mapping[str, Any]) -> Check:
     worst, tolerance = max(differences.values()), TOLERANCE[dtype]
     status = "passed" if worst <= tolerance else "failed"
-    rows = f"row {next(iter(differences))}" if len(differences) == 1 else f"{len(differences)} rows"
-    text = f"{step}: {rows} alone differs from the batch by {worst:.1e} of the standard deviation (at most {tolerance:.0e})"
-    return Check("rows", status, text, {"rows": list(differences), "largest": worst, "tolerance": tolerance})
+    text = f"{said} by {f'{worst:.1e}' if worst else '0'} of the standard deviation (at most {tolerance:.0e})"
+    return Check(name, status, text, {"rows": list(differences), "largest": worst, "tolerance": tolerance, **data})
+
+
+def check_places(step: str, row: str, places: Sequence[Mapping[str, Any]]) -> Check:
+    """Says at which text a row is read and written, and judges whether the tokens that the model is given there are that text.
+
+    Args:
+        step: its name.
+        row: its label.
+        places: `place`, `kind` (`read` or `write`), `tokens`, `text`, and token by token `texts` (the row's characters) and `decoded` (what its
+            id stands for).
+    """
+    if not places:
+        return Check("places", "skipped", f"{step}: no token of row {row} is read or written")
+    wrong = [place for place in places if not all(map(_is_same_text, place["texts"], place["decoded"]))]
+    by_text: dict[tuple[str, str], list[str]] = {}
+    for place in wrong or places:
+        by_text.setdefault((place["kind"], place["text"]), []).append(place["place"])
+    shown = [f"{listed(names[:3])}{' …' if len(names) > 3 else ''} {kind}{'s' if len(names) == 1 else ''} {quoted(text)}" for (kind, text), names in by_text.items()]
+    more = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
+    text = f"{step}: on row {row} {'; '.join(shown[:4])}{more}"
+    if wrong:
+        text += f", but the model is given {quoted(''.join(wrong[0]['decoded']))} there"
+    kept = [{key: place[key] for key in ("place", "kind", "tokens", "text")} for place in (wrong or places)[:MAX_PLACES]]
+    return Check("places", "failed" if wrong else "passed", text, {"row": row, "places": kept})
+
+
+def _is_same_text(text: str, decoded: str) -> bool:
+    """Returns whether a token is the text it is said to be; pieces of a character, and markers of a tokenizer's own, are no other text."""
+    one, other = text.strip(), decoded.strip()
+    return "\ufffd" in one + other or one in other or other in one
 
 
 def check_control(step: str, kind: str, difference: float, dtype: str) -> Check:
