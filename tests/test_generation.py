@@ -706,6 +706,6 @@ def test_rows_that_say_other_tokens_fail_the_check_unless_these_are_as_likely(ca
     from causalab_mini.engine import speech
 
     plain = speech.Speech._likeliest
-    monkeypatch.setattr(speech.Speech, "_likeliest", lambda self, logits: [token + (len(logits) == 1) for token in plain(self, logits)])
+    monkeypatch.setattr(speech.Speech, "_likeliest", lambda self, logits: [token + (len(logits) > 1) for token in plain(self, logits)])
     run = carry_out(saying({"x": {"site": STREAM, **said(0)}}), rows_of("successor-llama"), check="sample")
     assert next(check for check in run.step("go").results["checks"] if check.name == "rows").status == "failed"

@@ -280,7 +280,9 @@ def assert_checked(found):
     if not isinstance(found, str):
         checks = [check for point in found.points for step in point.steps.values() for check in step.results["checks"]]
         failed = [check for check in checks if check.status == "failed" and check.name in ("rows", "passes", "places")]
-        assert [check.text for check in failed if check.data.get("largest") != inf] == []  # drawn writes may leave values that are not finite
+        assert [
+            check.text for check in failed if check.data.get("largest") != inf
+        ] == []  # drawn writes may leave values that are not finite
 
 
 # the properties

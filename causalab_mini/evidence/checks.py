@@ -86,7 +86,10 @@ def check_places(step: str, row: str, places: Sequence[Mapping[str, Any]]) -> Ch
     by_text: dict[tuple[str, str], list[str]] = {}
     for place in wrong or places:
         by_text.setdefault((place["kind"], place["text"]), []).append(place["place"])
-    shown = [f"{listed(names[:3])}{' …' if len(names) > 3 else ''} {kind}{'s' if len(names) == 1 else ''} {quoted(text)}" for (kind, text), names in by_text.items()]
+    shown = [
+        f"{listed(names[:3])}{' …' if len(names) > 3 else ''} {kind}{'s' if len(names) == 1 else ''} {quoted(text)}"
+        for (kind, text), names in by_text.items()
+    ]
     more = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
     text = f"{step}: on row {row} {'; '.join(shown[:4])}{more}"
     if wrong:
