@@ -672,10 +672,16 @@ def test_the_lock_of_a_killed_run_is_gone_with_it(run, home):
 
 def test_a_recording_takes_the_lock_too(command, home):
     asked = ("--model", "bundled:successor-llama", "--prompt", "Friday is", "--max-new-tokens", "1", "--only-records")
-    with RunFolder.open(home / "out"):
+    with RunFolder.open(home / "out") as folder:
         said = command("probe", ROOT / "documents/specs/single_token.yaml", *asked, "--out", home / "out")
+        holder = threading.Timer(0.5, folder.close)
+        holder.start()
+        waited = command("probe", ROOT / "documents/specs/single_token.yaml", *asked, "--out", home / "out", "--wait")
+        holder.join()
     assert said.code == 2
     assert "expected a folder that no run is writing" in said.err
+    assert waited.code == 0, waited.err
+    assert waited.err.startswith("waiting for the folder, ")
 
 
 def test_a_folder_that_cannot_be_written_is_named():

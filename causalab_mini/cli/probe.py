@@ -71,6 +71,7 @@ def probe(
     attention: watching.Attention = "auto",
     device_map: watching.Device = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until another run is done with the folder.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Watch a model generate, as an extraction spec says: record activations, ask probes, which may stop it, and write what came of it.
@@ -102,7 +103,7 @@ def probe(
         given |= {"probes": list(map(str, probes or ())), "probe_timeout": probe_timeout, "probe_drain": probe_drain}
     limits = watching.limits(probe_timeout, probe_drain)
     told = sinks.opened(ndjson, ndjson_bytes, webhook, webhook_token_env, dead_letters, redact, send_activations)
-    folder = RecordingFolder(out, request, given)
+    folder = RecordingFolder(out, request, given, wait, lambda who: sys.stderr.write(f"waiting for the folder, {who}\n"))
     try:
         folder.begin()
         routing = Routing(limits=limits, sinks=tuple(told))

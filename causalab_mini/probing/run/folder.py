@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,17 +28,26 @@ class RecordingFolder:
         path: of the folder.
         request: that it is of.
         options: how it is carried out, for the record.
+        wait: whether another run's end is waited for.
+        on_waiting: told who has the folder, before that.
 
     Raises:
         UsageError: the folder holds something else, or another run has it.
         RunError: it can't be made.
     """
 
-    def __init__(self, path: Path, request: Request, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        request: Request,
+        options: Mapping[str, Any],
+        wait: bool = False,
+        on_waiting: Callable[[str], None] = lambda who: None,
+    ) -> None:
         self.request = request
         self.options = options
         self.started = datetime.now(UTC)
-        self.folder = RunFolder.open(path, request.digest)
+        self.folder = RunFolder.open(path, request.digest, wait=wait, on_waiting=on_waiting)
 
     def begin(self) -> None:
         """Writes that the run has begun."""
