@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -670,18 +671,30 @@ def test_the_lock_of_a_killed_run_is_gone_with_it(run, home):
     assert why(run(sweep())[1]) == dict.fromkeys(LABELS, "new")
 
 
-def test_a_recording_takes_the_lock_too(command, home):
+def test_a_recording_takes_the_lock_too(command, home, monkeypatch):
     asked = ("--model", "bundled:successor-llama", "--prompt", "Friday is", "--max-new-tokens", "1", "--only-records")
-    with RunFolder.open(home / "out") as folder:
-        said = command("probe", ROOT / "documents/specs/single_token.yaml", *asked, "--out", home / "out")
-        holder = threading.Timer(0.5, folder.close)
-        holder.start()
-        waited = command("probe", ROOT / "documents/specs/single_token.yaml", *asked, "--out", home / "out", "--wait")
-        holder.join()
+    held, let_go = threading.Event(), threading.Event()
+
+    def hold():
+        with RunFolder.open(home / "out"):
+            held.set()
+            let_go.wait(60)
+
+    def probe(*more):
+        return command("probe", ROOT / "documents/specs/single_token.yaml", *asked, "--out", home / "out", *more)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(60)
+    said = probe()
     assert said.code == 2
     assert "expected a folder that no run is writing" in said.err
+    said = []
+    monkeypatch.setattr(sys.modules["causalab_mini.cli.probe"], "_say_waiting", lambda who: (said.append(who), let_go.set()))
+    waited = probe("--wait")
+    holder.join()
     assert waited.code == 0, waited.err
-    assert waited.err.startswith("waiting for the folder, ")
+    assert said == ["which another process is writing"]
 
 
 def test_a_folder_that_cannot_be_written_is_named():

@@ -103,7 +103,7 @@ def probe(
         given |= {"probes": list(map(str, probes or ())), "probe_timeout": probe_timeout, "probe_drain": probe_drain}
     limits = watching.limits(probe_timeout, probe_drain)
     told = sinks.opened(ndjson, ndjson_bytes, webhook, webhook_token_env, dead_letters, redact, send_activations)
-    folder = RecordingFolder(out, request, given, wait, lambda who: sys.stderr.write(f"waiting for the folder, {who}\n"))
+    folder = RecordingFolder(out, request, given, wait, _say_waiting)
     try:
         folder.begin()
         routing = Routing(limits=limits, sinks=tuple(told))
@@ -126,6 +126,10 @@ def probe(
         folder.close()
     _print(recording, written, as_json)
     sinks.warn(told)
+
+
+def _say_waiting(who: str) -> None:
+    sys.stderr.write(f"waiting for the folder, {who}\n")
 
 
 def _refuse_unless_one(prompt: list[str] | None, data: str | None, field: str | None, data_root: Path | None) -> None:
