@@ -418,6 +418,17 @@ def test_a_write_changes_the_model_as_plain_hooks_do(zoo, name, component):
         assert_written(zoo, name, component, layer, narrows=False)
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_checks_of_a_run_hold_in_every_family(zoo, name):
+    """Rows under hooks of their own, which give a model neither mask nor positions, say what the batch says."""
+    chosen = ("unpatched", "embeddings", "attention_premix-heads", "block_mid", "mlp_output", "block_output", "ln_final")
+    interventions = {key: entry for key, entry in interventions_of(name, LAYERS[name][-1]).items() if key in chosen}
+    run = zoo.run(name, interventions, {"s": observe(list(interventions))}, "hooks", check="sample", rewrites=())
+    checks = run.step("s").results["checks"]
+    assert [check.text for check in checks if check.status == "failed"] == []
+    assert [check.data["by"] for check in checks if check.name == "rows"] == ["hooks"] * len(interventions)
+
+
 @pytest.mark.parametrize(**ids_of_cells([cell for cell in WRITABLE if cell[1] in PER_HEAD]))
 def test_a_write_at_some_heads_changes_them_alone(zoo, name, component):
     for layer in LAYERS[name]:
