@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from causalab_mini.data.opening import read_file, unreadable
 from causalab_mini.data.strict_json import parse_json, read_text
 from causalab_mini.errors import DataError, Problem, did_you_mean, listed, quoted
 
@@ -128,10 +129,13 @@ def _table_path(ref: str, relative: str, root: Path) -> Path:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        data = read_file(path, MAX_TABLE_BYTES)
     except OSError as problem:
-        got = "no such file" if isinstance(problem, FileNotFoundError) else (problem.strerror or "an unreadable file").lower()
-        raise DataError(Problem("", "a readable file", got, code="unreadable"), str(path)) from None
+        raise DataError(Problem("", "a readable file", unreadable(problem), code="unreadable"), str(path)) from None
+    if len(data) > MAX_TABLE_BYTES:
+        got = f"{max(path.stat().st_size, len(data)):,} bytes"
+        raise DataError(Problem("", f"at most {MAX_TABLE_BYTES:,} bytes", got, code="too_large"), str(path))
+    return data
 
 
 def _kind(value: Any) -> str:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from transformers import AutoConfig
+import transformers
+from huggingface_hub import try_to_load_from_cache
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
+from transformers.utils import CONFIG_NAME, find_adapter_config_file, is_peft_available
 from transformers.utils import logging as transformers_logging
 
 from causalab_mini.engine.tokenizer import read_tokenizer
 from causalab_mini.errors import ModelError, Problem, quoted
 from causalab_mini.model.facts import ModelFacts, facts_from_config
+from causalab_mini.model.guards import adapter_problem, code_problem, config_problem, folder_problem
 from causalab_mini.model.source import Source, find_source
 from causalab_mini.plan.spec import ModelSpec
 
@@ -59,7 +66,7 @@ def open_checkpoint(model: ModelSpec, base: Path | None = None, trust_remote_cod
         ModelError: it can't be found or read, its revision is missing or refused, or its family is not in the address book.
     """
     source, config, facts, options = _open_config(model, base, trust_remote_code)
-    tokenizer, warnings = _opened(model, "a tokenizer", lambda: read_tokenizer(source.location, options))
+    tokenizer, warnings = _opened_tokenizer(model, source, options)
     return Checkpoint(source, config, tokenizer, facts, options, warnings)
 
 
@@ -84,7 +91,13 @@ def _open_config(model: ModelSpec, base: Path | None, trust_remote_code: bool) -
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if source.kind == "hub":
         options["revision"] = model.revision
+    if source.kind == "folder" and (problem := folder_problem(Path(source.location), model.key)):
+        raise ModelError(problem)
+    settings = _opened(model, "a config", lambda: PreTrainedConfig.get_config_dict(source.location, revision=options.get("revision"))[0])
+    _refuse_unsafe(model, source, settings, trust_remote_code)
     config = _opened(model, "a config", lambda: AutoConfig.from_pretrained(source.location, **options))
+    if not trust_remote_code and hasattr(config, "auto_map"):
+        del config.auto_map  # nnsight lets what it names run
     if getattr(config, "quantization_config", None) is not None:
         raise ModelError(
             Problem("model.key", "weights that are not quantised", quoted(model.key), "quantised loading is not there yet", "not_yet")
@@ -105,10 +118,45 @@ def open_tokenizer(key: str, revision: str | None, base: Path | None = None) -> 
     transformers_logging.set_verbosity_error()
     source = find_source(key, base)
     source, _ = _unpacked(source, revision, "--revision")
-    options = {"revision": revision} if revision is not None else {}
+    options: dict[str, Any] = {"trust_remote_code": False, **({"revision": revision} if revision is not None else {})}
     model = ModelSpec.model_construct(key=key, revision=revision, dtype="fp32")
-    tokenizer, _ = _opened(model, "a tokenizer", lambda: read_tokenizer(source.location, options))
+    tokenizer, _ = _opened_tokenizer(model, source, options)
     return tokenizer
+
+
+def _opened_tokenizer(model: ModelSpec, source: Source, options: Mapping[str, Any]) -> tuple[Any, tuple[str, ...]]:
+    """Returns a checkpoint's tokenizer and what the user should know of it.
+
+    Raises:
+        ModelError: it can't be found or read, or needs code of its own.
+    """
+    if not options["trust_remote_code"]:
+        revision = options.get("revision")
+        asked = _opened(model, "a tokenizer", lambda: get_tokenizer_config(source.location, revision=revision)).get("auto_map")
+        if asked and (problem := code_problem(asked, {"AutoTokenizer": dir(transformers)}, model.key, "tokenizer_config.json")):
+            raise ModelError(problem)
+    return _opened(model, "a tokenizer", lambda: read_tokenizer(source.location, dict(options)))
+
+
+def _refuse_unsafe(model: ModelSpec, source: Source, settings: Mapping[str, Any], trust_remote_code: bool) -> None:
+    """Refuses weights that are no safetensors files; without the flag, code and kernels that come with the checkpoint, too.
+
+    Raises:
+        ModelError: with what was found.
+    """
+    problem = None
+    if source.kind == "hub":
+        found = try_to_load_from_cache(source.location, CONFIG_NAME, revision=settings.get("_commit_hash") or model.revision)
+        problem = folder_problem(Path(found).parent, model.key) if isinstance(found, str) else None
+        if problem is None and is_peft_available() and find_adapter_config_file(source.location, revision=model.revision):
+            problem = adapter_problem(model.key)
+    if problem is None and not trust_remote_code:
+        kind = settings.get("model_type")
+        own = {"AutoConfig": CONFIG_MAPPING_NAMES, "AutoModelForCausalLM": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
+        known = {auto: [names[kind]] if kind in names else [] for auto, names in own.items()}
+        problem = config_problem(settings, model.key) or code_problem(settings.get("auto_map"), known, model.key, CONFIG_NAME)
+    if problem is not None:
+        raise ModelError(problem)
 
 
 def _unpacked(source: Source, revision: str | None, path: str) -> tuple[Source, str | None]:
@@ -132,7 +180,7 @@ def _opened(model: ModelSpec, what: str, open_it: Callable[[], _T]) -> _T:
     """Returns what was opened; what transformers and the hub raise for a wrong key becomes one error in our words."""
     try:
         return open_it()
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RecursionError) as error:
         first = str(error).strip().split("\n")[0]
         name = model.key if model.revision is None else f"{model.key} at {model.revision}"
         hint = "without the hub, only what is in its cache can be opened (`causalab-mini doctor` shows where that is); `HF_HUB_OFFLINE=1` does not try"

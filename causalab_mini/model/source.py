@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from causalab_mini.data.opening import A_PICKLE, is_pickle
 from causalab_mini.errors import ModelError, Problem, did_you_mean, listed, quoted
 
 BUNDLED = Path(__file__).resolve().parent / "bundled"
@@ -57,6 +58,8 @@ def find_source(key: str, base: Path | None = None) -> Source:
             return Source("folder", str(place))
         if is_gguf and place.is_file():
             return Source("gguf", str(place))
+    if is_pickle(key):
+        raise ModelError(Problem("model.key", "a folder with safetensors files", f"{quoted(key)}, {A_PICKLE}", code="pickle"))
     if is_gguf:
         raise ModelError(Problem("model.key", "a GGUF file that exists", quoted(key), code="model_key"))
     if key.startswith((".", "/", "~")) or _HUB_ID.fullmatch(key) is None:
