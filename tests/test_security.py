@@ -1,14 +1,17 @@
 """What other people's files can't do here: run code, hang, leave their folders, use up the machine, call somebody, give secrets away."""
 
 import json
+import os
 import pickle
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 from authoring import LOGITS, document, observe, patching, site, write_document, write_table
 
 from causalab_mini.data.opening import PICKLES
+from causalab_mini.data.strict_json import sha256_of
 from causalab_mini.errors import DataError, ModelError
 from causalab_mini.model.source import BUNDLED
 
@@ -302,3 +305,321 @@ def test_a_config_fetches_no_kernel_from_elsewhere(copied, key):
     folder = copied(config={key: "somebody/kernel:attention"})
     with pytest.raises(ModelError, match=f"got `somebody/kernel:attention` as `{key}`"):
         engines()["hooks"].load(model_spec(folder))
+
+
+@pytest.fixture(scope="module")
+def _finished(tmp_path_factory, rows_of):
+    """Returns the folder of a finished run, and of its document and rows, which is never changed."""
+    from causalab_mini import load
+
+    folder = tmp_path_factory.mktemp("finished")
+    write_table(folder / "data", "rows", rows_of("successor-llama")[:2])
+    load(write_document(folder, looking())).run(folder / "out")
+    return folder
+
+
+@pytest.fixture
+def finished(_finished, home):
+    """Returns a document and the folder of its finished run."""
+    shutil.copytree(_finished, home, dirs_exist_ok=True)
+    return home / "document.json", home / "out"
+
+
+# 3. paths stay where they belong, and what is no file is not opened
+
+
+@pytest.fixture
+def _soon():
+    """Ends a test that waits for what never comes."""
+
+    def hang(number, frame):
+        raise AssertionError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, hang)
+    signal.setitimer(signal.ITIMER_REAL, 20)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+IRREGULAR = {
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "folder": Path.mkdir,
+    "circle": lambda path: path.symlink_to(path.name),
+}
+
+
+@pytest.mark.usefixtures("_soon")
+@pytest.mark.parametrize(
+    ("verb", "kind"),
+    [
+        *((verb, "pipe") for verb in ("validate", "explain", "fmt", "probe", "data", "features", "show", "model", "gguf", "probe-file")),
+        *((verb, kind) for verb in ("validate", "data", "show") for kind in ("device", "folder", "circle")),
+    ],
+)
+def test_what_is_no_file_is_refused_and_never_waited_for(command, home, kind, verb):
+    make, given = IRREGULAR[kind], ["--model", "bundled:successor-llama", "--prompt", "x", "--max-new-tokens", 1, "--out", home / "out"]
+    match verb:
+        case "probe":
+            make(home / "spec.yaml")
+            arguments = ["probe", home / "spec.yaml", *given]
+        case "probe-file":
+            make(home / "p.safetensors")
+            path = home / "spec.json"
+            path.write_text(json.dumps(spec(probe_type="projection", probe_args={"file": "p.safetensors"}, probe_kind="single_shot")))
+            arguments = ["probe", path, *given]
+        case "data":
+            make(home / "data" / "t.json")
+            arguments = ["data", "t", "--data-root", home / "data"]
+        case "features":
+            make(home / "f.safetensors")
+            arguments = ["explain", write_document(home, featurized({"kind": "subspace", "file_path": "f.safetensors", "k": 2}))]
+        case "show":
+            (home / "out").mkdir()
+            make(home / "out" / "run.json")
+            arguments = ["show", home / "out"]
+        case "model":
+            shutil.copytree(LLAMA, home / "model")
+            (home / "model" / "config.json").unlink()
+            make(home / "model" / "config.json")
+            arguments = ["model", home / "model"]
+        case "gguf":
+            make(home / "m.gguf")
+            arguments = ["model", home / "m.gguf"]
+        case _:
+            make(home / "d.json")
+            arguments = [verb, home / "d.json"]
+    code, out, err = command(*arguments)
+    assert (code, out) == (2, ""), err
+    assert err.startswith(("error: ", "Usage: "))
+
+
+@pytest.mark.usefixtures("_soon")
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "pipe") for name in ("run.json", "summary.json", "places.json", ".points/point.json", "right.json", ".lock")),
+        *(("run.json", kind) for kind in ("device", "folder", "circle")),
+        ("right.json", "folder"),
+    ],
+)
+def test_a_run_hangs_on_nothing_in_its_folder(command, finished, name, kind):
+    path, out = finished
+    (out / name).unlink(missing_ok=True)
+    IRREGULAR[kind](out / name)
+    code, _, err = command("run", path, "--out", out, "--check", "off")
+    assert code in (0, 1, 2)
+    assert "Traceback" not in err
+    assert (code == 0) != ("error: " in err)
+    assert "Traceback" not in command("show", out).err
+
+
+REFS = [
+    "../rows",
+    "/etc/passwd",
+    "~/rows",
+    "a/../../rows",
+    "a//b",
+    "./rows",
+    "CON",
+    "nul",
+    "a/com1.x",
+    "a\0b",
+    "a" * 300,
+    "/".join(["a" * 190] * 30),
+]
+
+
+@pytest.mark.parametrize("ref", REFS, ids=range(len(REFS)))
+def test_a_ref_stays_below_the_data_root(command, home, ref):
+    write_table(home, "rows", [{"input": "outside"}])
+    raw = looking()
+    raw["steps"]["s"]["rows"]["base"] = ref
+    code, out, err = command("explain", write_document(home, raw))
+    assert (code, out) == (2, "")
+    assert "Traceback" not in err
+    assert "expected a ref" in err
+
+
+def test_links_below_the_data_root_stay_there(command, home):
+    outside = write_table(home / "elsewhere", "rows", [{"input": "secret"}])
+    (home / "data" / "file.json").symlink_to(outside)
+    (home / "data" / "folder").symlink_to(outside.parent)
+    for ref in ("file", "folder/rows"):
+        code, out, err = command("data", ref, "--data-root", home / "data")
+        assert (code, out) == (2, "")
+        assert "expected a table below the data root, got a link to" in err
+
+
+SAVES = [
+    "../x",
+    "/x",
+    "~/x",
+    "a/../x",
+    "a//x",
+    "./x",
+    "CON",
+    "nul .x",
+    "a/COM¹.x",
+    "conin$",
+    "lpt1.tar",
+    "a\0",
+    "a\x7f",
+    "a\\b",
+    "c:x",
+    "a" * 201,
+]
+OWN = [
+    "run.json",
+    "RUN.json",
+    "run.json/x",
+    "document.json",
+    "summary.json",
+    "places.json",
+    "points.json",
+    ".points/x",
+    "earlier/x",
+    "checkpoints/x",
+    ".lock/x",
+]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"{name}.json" for name in SAVES),
+        *(name if name.endswith(".json") else f"{name}.json" for name in OWN),
+        "/".join(["abc"] * 400) + ".json",
+    ],
+)
+def test_a_save_stays_in_its_folder_and_off_the_runs_own_files(command, home, name):
+    raw = looking()
+    raw["steps"]["s"]["saves"][0]["file_path"] = name
+    code, _, err = command("validate", write_document(home, raw), "--no-model")
+    assert code == 2
+    assert "steps.s.saves[0].file_path: expected a path inside the output folder" in err, err
+
+
+@pytest.mark.parametrize("name", ["earlier", "checkpoints", "Con", "LPT1"])
+def test_an_intervention_of_a_list_is_no_folder_of_the_runs_own(command, home, name):
+    raw = looking()
+    raw["interventions"] = {name: raw["interventions"]["look"], "b": raw["interventions"]["look"]}
+    raw["steps"]["s"] = observe([name, "b"], both=False, saves=[{"value": f"{name}/right", "file_path": "right.json"}])
+    code, _, err = command("validate", write_document(home, raw), "--no-model")
+    assert code == 2
+    assert "expected an intervention whose name can be that of a folder" in err
+
+
+@pytest.mark.parametrize(
+    "text", ["../f.safetensors", "/etc/passwd", "~/f.safetensors", "link/f.safetensors", "file.safetensors", "folder", "a" * 300]
+)
+def test_a_featurizers_file_is_below_the_documents_folder(command, home, monkeypatch, text):
+    from safetensors.torch import save_file
+    from torch import eye
+
+    (home / "elsewhere").mkdir()
+    (home / "work" / "folder").mkdir(parents=True)
+    for outside in (home / "f.safetensors", home / "elsewhere" / "f.safetensors"):
+        save_file({"basis": eye(64)[:, :2].contiguous()}, outside)
+    (home / "work" / "link").symlink_to(home / "elsewhere")
+    (home / "work" / "file.safetensors").symlink_to(home / "f.safetensors")
+    (home / "work" / "folder" / "a.safetensors").symlink_to(home / "f.safetensors")
+    monkeypatch.chdir(home / "work")
+    path = write_document(home / "work", featurized({"kind": "subspace", "file_path": text, "k": 2}))
+    code, out, err = command("explain", path, "--data-root", home / "data")
+    assert (code, out) == (2, "")
+    assert "featurizers.f.file_path: expected" in err
+
+
+@pytest.mark.parametrize(
+    "key", ["a\0b", "a" * 300, "/".join(["a" * 190] * 30), "a" * 9000 + ".gguf", "~/model", "file:///model", "https://user:pass@host/model"]
+)
+def test_a_model_key_that_names_nothing_is_refused(command, home, key):
+    code, out, err = command("explain", write_document(home, looking(key)))
+    assert (code, out) == (2, "")
+    assert "error: " in err
+    assert "model.key: expected" in err
+    assert "pass@" not in err
+
+
+def everything_in(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["k=1", "earlier", ".points"])
+def test_a_run_that_goes_on_writes_nothing_through_links(command, home, name):
+    raw = looking()
+    raw["interventions"]["look"]["reads"]["z"]["pos"] = {"sweep": [-1, -2], "as": "k"}
+    path, out, elsewhere = write_document(home, raw), home / "out", home / "elsewhere"
+    assert command("run", path, "--out", out, "--check", "off").code == 0
+    labels = sorted(json.loads((out / "points.json").read_text(encoding="utf-8")))
+    name = labels[1] if name == "k=1" else name
+    elsewhere.mkdir()
+    if (out / name).is_dir():
+        elsewhere.rmdir()
+        (out / name).rename(elsewhere)
+    (out / name).symlink_to(elsewhere)
+    before = everything_in(elsewhere)
+    raw["steps"]["s"]["rows"]["base"] = "more"
+    write_table(home / "data", "more", json.loads((home / "data" / "rows.json").read_text(encoding="utf-8"))[:1])
+    code, _, err = command("run", write_document(home, raw), "--out", out, "--check", "off")
+    assert everything_in(elsewhere) == before
+    assert code in (0, 1)
+    assert "Traceback" not in err
+    assert code == 0 or "expected a place inside the results folder, got one behind a link that leads out of it" in err
+
+
+@pytest.mark.parametrize("name", ["right.json", "run.json", ".lock"])
+def test_a_file_that_is_a_link_is_replaced_and_not_followed(command, home, finished, name):
+    (path, out), outside = finished, home / "outside.json"
+    outside.write_bytes((out / name).read_bytes())
+    before = outside.read_bytes()
+    (out / name).unlink()
+    (out / name).symlink_to(outside)
+    code, _, err = command("run", path, "--out", out, "--check", "off", "--fresh")
+    assert outside.read_bytes() == before
+    assert (code, (out / name).is_symlink()) == ((2, True) if name == ".lock" else (0, False)), err
+
+
+@pytest.mark.parametrize("name", ["right.json", "summary.json", "run.json", "places.json", "document.json"])
+def test_results_are_not_read_through_links(command, home, finished, name):
+    (_, out), outside = finished, home / "outside.json"
+    (out / name).rename(outside)
+    (out / name).symlink_to(outside)
+    for arguments in (["show", out], ["export", out, home / "tables"]):
+        code, _, err = command(*arguments)
+        assert code == 2
+        assert "expected a file in the results folder itself, got a link that leads out of it" in err
+
+
+def test_labels_and_files_that_a_folder_claims_move_nothing_outside(command, home, finished):
+    path, out = finished
+    (home / "victim.json").write_text("{}", encoding="utf-8")
+    (out / "points.json").write_text(json.dumps({"": {}, "../../victim": {}, "../victim.json": {}, "/etc": {}}), encoding="utf-8")
+    known = json.loads((out / ".points" / "point.json").read_text(encoding="utf-8"))
+    known["files"] = {"../victim.json": {"bytes": 2, "sha256": "x"}}
+    known.pop("sha256")
+    (out / ".points" / "point.json").write_text(json.dumps({**known, "sha256": sha256_of(known)}), encoding="utf-8")
+    assert "Traceback" not in command("run", path, "--out", out, "--check", "off").err
+    assert (home / "victim.json").read_text(encoding="utf-8") == "{}"
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        {"value": "", "file_path": "victim.json"},
+        {"value": "../z", "file_path": "victim.json"},
+        {"value": "z", "file_path": "../victim.json"},
+    ],
+)
+def test_a_document_in_a_results_folder_names_no_file_outside(tmp_path, save):
+    from causalab_mini import open_run
+
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (tmp_path / "victim.json").write_text('[{"a": 1}]', encoding="utf-8")
+    step = {"saves": [save], "interventions": ["..", "/", ""]}
+    (folder / "document.json").write_text(json.dumps({"steps": {"s": step}}), encoding="utf-8")
+    (folder / "run.json").write_text(json.dumps({"status": "finished"}), encoding="utf-8")
+    assert open_run(folder).files == ()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from io import BufferedReader
 from pathlib import Path
@@ -15,7 +16,18 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".dill"
 """Endings of files that are pickles, or may have pickles in them. None of them is ever opened."""
 A_PICKLE = "a pickle, which may run code when it is opened"
 INSTEAD = "safetensors files hold the same tensors and nothing that runs: `safetensors.torch.save_file` writes them"
+MAX_NAME_BYTES = 200
+"""Of each part of a path: every file system has room for it, and for what is put before and after while it is written."""
+MAX_PATH_BYTES = 1000
+"""Of a path that a document names: no system takes many times more."""
+_DEVICES = re.compile(r"(?i)(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[\d¹²³])\s*([.:].*)?")
+"""What Windows takes for a device, whatever comes after."""
 _KINDS = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"), (stat.S_ISSOCK, "a socket"))
+
+
+def is_device(part: str) -> bool:
+    """Returns whether a part of a path is the name of a device, to some system."""
+    return _DEVICES.fullmatch(part) is not None
 
 
 def is_pickle(name: str | Path) -> bool:

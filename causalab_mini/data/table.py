@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from causalab_mini.data.opening import read_file, unreadable
+from causalab_mini.data.opening import MAX_NAME_BYTES, MAX_PATH_BYTES, is_device, read_file, unreadable
 from causalab_mini.data.strict_json import parse_json, read_text
 from causalab_mini.errors import DataError, Problem, did_you_mean, listed, quoted
 
-MAX_NAME_BYTES = 200
 MAX_TABLE_BYTES = 256 * 1024 * 1024
 REF_PATTERN = re.compile(r"(?P<path>[^#\\\x00-\x1f]+)(?:#(?P<split>[^#\x00-\x1f]+))?")
 
@@ -103,13 +102,14 @@ def _table_path(ref: str, relative: str, root: Path) -> Path:
         hint = f"the table of that file is {quoted(relative.rpartition('.')[0])}, below the data root {quoted(root)}"
         raise DataError(Problem("", "a ref without the file's ending", quoted(ref), hint, "ref"))
     parts = relative.split("/")
-    if any(part in ("", ".", "..") or len(part.encode()) > MAX_NAME_BYTES for part in parts):
+    is_long = len(relative.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > MAX_NAME_BYTES for part in parts)
+    if is_long or relative.startswith("~") or any(part in ("", ".", "..") or is_device(part) for part in parts):
         raise DataError(
             Problem(
                 "",
                 "a ref below the data root",
                 quoted(ref),
-                f"refs are paths below the data root {quoted(root)}, without `.`, `..` or a slash in front",
+                f"refs are paths below the data root {quoted(root)}, without `.`, `..`, names of devices, or a slash or `~` in front",
                 "ref",
             )
         )
