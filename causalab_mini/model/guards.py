@@ -49,6 +49,17 @@ def folder_problem(folder: Path, key: str) -> Problem | None:
     return None
 
 
+def has_all_weights(folder: Path) -> bool:
+    """Returns whether a folder has its weights as safetensors, every shard of them."""
+    if (folder / WEIGHTS).is_file():
+        return True
+    try:
+        shards = set(json.loads(read_file(folder / INDEX, MAX_INDEX_BYTES))["weight_map"].values())
+        return bool(shards) and all((folder / str(name)).is_file() for name in shards)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False
+
+
 def adapter_problem(key: str) -> Problem:
     """Returns why an adapter is not opened: it names another checkpoint, and its weights may be a pickle."""
     expected, hint = "a checkpoint that is whole by itself", "merge the adapter into its model first (peft: `merge_and_unload`)"
