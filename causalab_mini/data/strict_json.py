@@ -15,6 +15,8 @@ from causalab_mini.errors import InputError, Problem, quoted
 MAX_BYTES = 16 * 1024 * 1024
 """Of a document."""
 MAX_DEPTH = 100
+MAX_VALUES = 20_000_000
+"""Of a text, all lists and objects together."""
 MAX_DIGITS = 400
 """Of a number."""
 
@@ -101,9 +103,13 @@ def _scan(text: str, file: str, error: type[InputError], first_line: int) -> Non
 
     keys: list[set[str] | None] = []
     awaits_key = False
-    before, kind = None, None
+    before, kind, n_values = None, None, 0
     for token in _TOKEN.finditer(text):
         before, kind, word, at = kind, token.lastgroup, token.group(), token.start()
+        if kind in ("open", "comma"):
+            n_values += 1
+            if n_values > MAX_VALUES:
+                refuse(at, f"at most {MAX_VALUES:,} values", "more", "too_large")
         if kind == "open":
             keys.append(set() if word == "{" else None)
             awaits_key = word == "{"

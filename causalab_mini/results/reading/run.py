@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from causalab_mini.data.strict_json import read_text
-from causalab_mini.errors import DataError, Problem, UsageError, did_you_mean, listed, quoted
+from causalab_mini.errors import DataError, Problem, SpecValidationError, UsageError, did_you_mean, listed, quoted
 from causalab_mini.plan.sweep import show_value
 from causalab_mini.results.reading.arrays import AxesArray
 from causalab_mini.results.reading.folder import SavedFile, read_points, read_record, saved_files
@@ -82,7 +82,10 @@ class SavedRun:
         from causalab_mini.probing.spec.tree import tree_of_yaml
 
         file = self.path / SPEC
-        return tree_of_yaml(read_text(file, DataError), str(file)).value
+        tree = tree_of_yaml(read_text(file, DataError), str(file))
+        if tree.problems:
+            raise SpecValidationError([problem for _, problem in tree.problems], str(file))
+        return tree.value
 
     @cached_property
     def summary(self) -> dict[str, Any]:
