@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from authoring import LOGITS, document, observe, patching, site, write_document, write_table
+from conftest import ROOT
 
 from causalab_mini.data.opening import PICKLES
 from causalab_mini.data.strict_json import sha256_of
@@ -1030,3 +1031,22 @@ def test_a_body_of_a_request_is_read_as_strictly_as_a_document(body):
     with pytest.raises(ApiError) as refusal:
         parse(CompletionAsked, body)
     assert refusal.value.status == 400
+
+
+# what is said of all this
+
+
+def test_the_page_has_every_limit_as_it_is():
+    from causalab_mini.data import opening, parameters, patterns, probe_files, prompts, strict_json, table
+    from causalab_mini.model import facts, guards, source
+    from causalab_mini.plan import sweep
+    from causalab_mini.probing.spec import tree
+
+    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    limits = [strict_json.MAX_BYTES, strict_json.MAX_DEPTH, strict_json.MAX_VALUES, strict_json.MAX_DIGITS, sweep.MAX_POINTS]
+    limits += [sweep.MAX_EXPANDED_BYTES, tree.MAX_BYTES, tree.MAX_ALIASES, tree.MAX_VALUES, tree.MAX_NUMBER, table.MAX_TABLE_BYTES]
+    limits += [table.MAX_ROWS, table.MAX_COLUMNS, table.MAX_CELLS, prompts.MAX_PROMPT, patterns.MAX_PATTERN, opening.MAX_PATH_BYTES]
+    limits += [opening.MAX_NAME_BYTES, source.MAX_KEY_BYTES, parameters.MAX_HEADER_BYTES, parameters.MAX_CONFIG_BYTES]
+    limits += [probe_files.MAX_BYTES, guards.MAX_INDEX_BYTES, *facts.MAX_COUNTS.values()]
+    assert [limit for limit in limits if not re.search(rf"(?<![\d,]){limit:,}(?!,?\d)", page)] == []
+    assert all(f"`{suffix}`" in page for suffix in PICKLES)
