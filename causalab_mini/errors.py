@@ -21,6 +21,7 @@ with 70.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -34,6 +35,11 @@ EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 
 
+REDACTED = "[redacted]"
+_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
+"""Variables of the environment that huggingface_hub takes a token from."""
+_SHORTEST_SECRET = 8
+_SECRET = re.compile(r"(?<=://)[^/@\s]{1,1000}(?=@)|\bhf_[A-Za-z0-9]{16,}")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -52,8 +58,8 @@ class Problem:
     def text(self, file: str = "") -> str:
         """Returns `error: <file>: <path>: expected …, got …`, with a `hint:` line where there is one."""
         where = [part for part in (self.place(file), self.path) if part]
-        head = _on_one_line(": ".join(["error", *where, f"expected {self.expected}, got {self.got}"]))
-        return f"{head}\nhint: {_on_one_line(self.hint)}" if self.hint else head
+        head = _on_one_line(without_secrets(": ".join(["error", *where, f"expected {self.expected}, got {self.got}"])))
+        return f"{head}\nhint: {_on_one_line(without_secrets(self.hint))}" if self.hint else head
 
     def place(self, file: str) -> str:
         """Returns the file as the text names it, with the line where it is known."""
@@ -71,7 +77,7 @@ class Problem:
             "line": self.line,
             "column": self.column,
         }
-        return {key: value for key, value in data.items() if value is not None}
+        return {key: without_secrets(value) if isinstance(value, str) else value for key, value in data.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +198,14 @@ class CellError(ValueError):
         self.expected = expected
         self.got = got
         super().__init__(f"expected {expected}, got {got}")
+
+
+def without_secrets(text: str) -> str:
+    """Returns a text without users and passwords of URLs, and without tokens of the Hugging Face hub."""
+    for name in _TOKENS:
+        if len(secret := os.environ.get(name, "").strip()) >= _SHORTEST_SECRET:
+            text = text.replace(secret, REDACTED)
+    return _SECRET.sub(REDACTED, text)
 
 
 def _on_one_line(text: str) -> str:

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "causalab_mini"
 ALLOWED = {
     "errors": set(),
     "data": {"errors"},
-    "model": {"errors"},
+    "model": {"errors", "data"},
     "ops": set(),
     "plan": {"errors", "data", "model", "probing"},
     "schedule": {"errors", "data", "model", "plan"},

@@ -39,7 +39,7 @@ def overrides(pairs: list[str] | None) -> dict[str, Any]:
             raise UsageError(Problem("--set", "`path=value`", quoted(pair), code="usage"))
         try:
             found[path] = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             found[path] = text
     return found
 

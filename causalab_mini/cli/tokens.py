@@ -152,7 +152,7 @@ def _position(text: str) -> Any:
 
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UsageError(
             Problem("--pos", 'a position as JSON, such as -1 or {"index": -1, "scope": {"variable": "entity"}}', quoted(text), code="usage")
         ) from None

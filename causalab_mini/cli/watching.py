@@ -163,6 +163,6 @@ def _defaults(pairs: list[str] | None) -> Mapping[str, Mapping[str, Any]]:
             raise UsageError(Problem("--probe-arg", "`TYPE.NAME=VALUE`", quoted(pair), code="usage"))
         try:
             found.setdefault(kind, {})[argument] = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             found.setdefault(kind, {})[argument] = text
     return found

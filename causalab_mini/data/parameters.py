@@ -9,11 +9,13 @@ import hashlib
 import itertools
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from causalab_mini.data.opening import A_PICKLE, INSTEAD, is_pickle, open_file, unreadable
 from causalab_mini.data.strict_json import parse_json, read_text
 from causalab_mini.errors import DataError, Problem, did_you_mean, listed, quoted
 
@@ -149,9 +151,11 @@ def read_header(path: Path) -> Header:
 
     Source: https://github.com/huggingface/safetensors, "Format", and `Metadata::validate` in safetensors/src/tensor.rs.
     """
+    if is_pickle(path):
+        _refuse(path, "a safetensors file", f"{quoted(path.name)}, {A_PICKLE}", hint=INSTEAD, code="pickle")
     try:
-        with path.open("rb") as file:
-            size = path.stat().st_size
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
             start = file.read(8)
             length = int.from_bytes(start, "little")
             if len(start) < 8:
@@ -165,8 +169,7 @@ def read_header(path: Path) -> Header:
             file.seek(0)
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as problem:
-        got = "no such file" if isinstance(problem, FileNotFoundError) else (problem.strerror or "an unreadable file").lower()
-        raise DataError(Problem("", "a readable file", got, code="unreadable"), str(path)) from None
+        raise DataError(Problem("", "a readable file", unreadable(problem), code="unreadable"), str(path)) from None
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as problem:

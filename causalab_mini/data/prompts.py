@@ -11,6 +11,8 @@ from causalab_mini.data.characters import Span, character_spans, decode
 from causalab_mini.errors import CellError, quoted
 
 TURN_KEYS = frozenset({"role", "content"})
+MAX_PROMPT = 1_000_000
+"""Characters of a prompt, or of all turns of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,10 @@ def make_prompt(tokenizer: Any, value: object) -> Prompt:
         PromptError: the value is neither, it has no tokens, or the template does not show where a turn stands.
     """
     if isinstance(value, str):
+        _refuse_long(value)
         return _with_characters(tokenizer, tuple(tokenizer(value, add_special_tokens=True)["input_ids"]))
     turns = _conversation(value)
+    _refuse_long("".join(turn["content"] for turn in turns))
     if getattr(tokenizer, "chat_template", None) is None:
         raise PromptError("a string (this tokenizer has no chat template)", "a conversation")
     rendered = _render(tokenizer, turns)
@@ -75,6 +79,11 @@ def make_prompt(tokenizer: Any, value: object) -> Prompt:
     spans = _turn_spans(tokenizer, turns, decode(tokenizer, prompt.ids[: prompt.n_prefix]), prompt.text)
     found = tuple(Turn(turn["role"], span) for turn, span in zip(turns, spans, strict=True))
     return Prompt(prompt.ids, prompt.n_prefix, prompt.text, prompt.spans, found)
+
+
+def _refuse_long(text: str) -> None:
+    if len(text) > MAX_PROMPT:
+        raise PromptError(f"at most {MAX_PROMPT:,} characters", f"{len(text):,}")
 
 
 def prompt_of_ids(tokenizer: Any, ids: Sequence[int]) -> Prompt:
@@ -134,12 +143,15 @@ def _turn_spans(tokenizer: Any, turns: Sequence[Mapping[str, str]], prefix: str,
         if not found:
             raise PromptError("a chat template that shows every turn", f"one that leaves out a turn of {quoted(turn['role'])}")
         pattern += f"{_loosely(before)}({_loosely(turn['content'].strip())})"
-    match = re.fullmatch(r"\s*" + pattern + _loosely(rest) + r"\s*", text)
+    match = re.fullmatch(r"\s*+" + pattern + _loosely(rest) + r"\s*+", text)
     if match is None:
         raise PromptError("a chat template that shows each turn's content as it is", quoted(text))
     return [match.span(n + 1) for n in range(len(turns))]
 
 
 def _loosely(text: str) -> str:
-    """Returns a pattern for a text in which any white space, or none, may stand where it has some."""
-    return r"\s*".join(re.escape(part) for part in re.split(r"\s+", text))
+    """Returns a pattern for a text in which any white space, or none, may stand where it has some.
+
+    White space is never given back (`*+`): nothing that follows it begins with any, and so no text takes long.
+    """
+    return r"\s*+".join(re.escape(part) for part in re.split(r"\s+", text))

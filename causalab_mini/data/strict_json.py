@@ -9,13 +9,19 @@ import re
 from pathlib import Path
 from typing import Any
 
+from causalab_mini.data.opening import read_file, unreadable
 from causalab_mini.errors import InputError, Problem, quoted
 
 MAX_BYTES = 16 * 1024 * 1024
+"""Of a document."""
 MAX_DEPTH = 100
+MAX_VALUES = 20_000_000
+"""Of a text, all lists and objects together."""
+MAX_DIGITS = 400
+"""Of a number."""
 
 _TOKEN = re.compile(
-    r"""(?P<string>"(?:[^"\\]|\\.)*")|(?P<open>[\[{])|(?P<close>[\]}])|(?P<colon>:)|(?P<comma>,)"""
+    r"""(?P<string>"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z))|(?P<open>[\[{])|(?P<close>[\]}])|(?P<colon>:)|(?P<comma>,)"""
     r"""|(?P<number>-?\d[\d.eE+-]*)|(?P<word>-?[A-Za-z_]+)""",
     re.DOTALL,
 )
@@ -33,12 +39,11 @@ def read_json(path: Path, error: type[InputError]) -> Any:
 def read_text(path: Path, error: type[InputError], max_bytes: int = MAX_BYTES) -> str:
     """Returns a file as text; UTF-8 without a byte order mark, at most `max_bytes` long."""
     try:
-        data = path.read_bytes() if path.stat().st_size <= max_bytes else None
+        data = read_file(path, max_bytes)
     except OSError as problem:
-        got = "no such file" if isinstance(problem, FileNotFoundError) else (problem.strerror or "an unreadable file").lower()
-        raise error(Problem("", "a readable file", got, code="unreadable"), str(path)) from None
-    if data is None:
-        got = f"{path.stat().st_size:,} bytes"
+        raise error(Problem("", "a readable file", unreadable(problem), code="unreadable"), str(path)) from None
+    if len(data) > max_bytes:
+        got = f"{max(path.stat().st_size, len(data)):,} bytes"
         raise error(Problem("", f"at most {max_bytes:,} bytes", got, code="too_large"), str(path))
     if data.startswith(b"\xef\xbb\xbf"):
         raise error(Problem("", "UTF-8 without a byte order mark", "a byte order mark", code="encoding", line=1, column=1), str(path))
@@ -98,9 +103,13 @@ def _scan(text: str, file: str, error: type[InputError], first_line: int) -> Non
 
     keys: list[set[str] | None] = []
     awaits_key = False
-    before, kind = None, None
+    before, kind, n_values = None, None, 0
     for token in _TOKEN.finditer(text):
         before, kind, word, at = kind, token.lastgroup, token.group(), token.start()
+        if kind in ("open", "comma"):
+            n_values += 1
+            if n_values > MAX_VALUES:
+                refuse(at, f"at most {MAX_VALUES:,} values", "more", "too_large")
         if kind == "open":
             keys.append(set() if word == "{" else None)
             awaits_key = word == "{"
@@ -126,8 +135,8 @@ def _scan(text: str, file: str, error: type[InputError], first_line: int) -> Non
                 seen.add(value)
             awaits_key = False
         elif kind == "number":
-            if len(word) > 400:
-                refuse(at, "a number of at most 400 digits", f"{len(word)} digits", "number")
+            if len(word) > MAX_DIGITS:
+                refuse(at, f"a number of at most {MAX_DIGITS} digits", f"{len(word)} digits", "number")
             if _is_infinite(word):
                 refuse(at, "a finite number", quoted(word), "number")
         elif kind == "word" and word.lstrip("-") in ("NaN", "Infinity"):

@@ -5,17 +5,25 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from causalab_mini.data.strict_json import parse_json, read_text
+from causalab_mini.data.opening import MAX_NAME_BYTES, MAX_PATH_BYTES, is_device, open_file, read_file, unreadable
+from causalab_mini.data.strict_json import MAX_VALUES, parse_json, read_text
 from causalab_mini.errors import DataError, Problem, did_you_mean, listed, quoted
 
-MAX_NAME_BYTES = 200
 MAX_TABLE_BYTES = 256 * 1024 * 1024
+"""Of a file, and of what a parquet file holds once it is unpacked."""
+MAX_ROWS = 1_000_000
+MAX_CELLS = MAX_VALUES
+"""Of all rows; values inside of lists and objects are counted, too."""
+MAX_COLUMNS = 10_000
+PARQUET_ROWS = 1000
+"""That are unpacked at once."""
 REF_PATTERN = re.compile(r"(?P<path>[^#\\\x00-\x1f]+)(?:#(?P<split>[^#\x00-\x1f]+))?")
 
 
@@ -81,9 +89,15 @@ def open_table(ref: str, root: Path) -> Table:
     path = _table_path(ref, match["path"], root)
     text = "" if path.suffix == ".parquet" else read_text(path, DataError, MAX_TABLE_BYTES)
     rows = READERS[path.suffix](text, path)
+    refuse_many(path, "rows", len(rows), MAX_ROWS)
+    n_cells = 0
     for index, row in enumerate(rows):
         if not isinstance(row, dict):
             raise DataError(Problem(f"[{index}]", "an object (a row)", _kind(row), code="row"), str(path))
+        n_cells += _n_cells(row)
+        if len(row) > MAX_COLUMNS or n_cells > MAX_CELLS:
+            refuse_many(path, "columns", len(row), MAX_COLUMNS)
+            refuse_many(path, "cells", n_cells, MAX_CELLS, "more")
     digest = hashlib.sha256(text.encode() if text else _bytes(path)).hexdigest()  # of what was read: the file may be another by now
     if (split := match["split"]) is not None:
         selected = [row for row in rows if row.get("split") == split]
@@ -97,18 +111,35 @@ def open_table(ref: str, root: Path) -> Table:
     return Table(ref, path, tuple(rows), digest)
 
 
+def refuse_many(path: Path, what: str, n: int, most: int, got: str = "") -> None:
+    """Refuses more of something than a table may have.
+
+    Raises:
+        DataError: there is more.
+    """
+    if n > most:
+        raise DataError(Problem("", f"at most {most:,} {what}", got or f"{n:,}", code="too_large"), str(path))
+
+
+def _n_cells(value: Any) -> int:
+    if isinstance(value, dict | list):
+        return sum(map(_n_cells, value.values() if isinstance(value, dict) else value)) + 1
+    return 1
+
+
 def _table_path(ref: str, relative: str, root: Path) -> Path:
     if Path(relative).suffix in READERS:
         hint = f"the table of that file is {quoted(relative.rpartition('.')[0])}, below the data root {quoted(root)}"
         raise DataError(Problem("", "a ref without the file's ending", quoted(ref), hint, "ref"))
     parts = relative.split("/")
-    if any(part in ("", ".", "..") or len(part.encode()) > MAX_NAME_BYTES for part in parts):
+    is_long = len(relative.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > MAX_NAME_BYTES for part in parts)
+    if is_long or relative.startswith("~") or any(part in ("", ".", "..") or is_device(part) for part in parts):
         raise DataError(
             Problem(
                 "",
                 "a ref below the data root",
                 quoted(ref),
-                f"refs are paths below the data root {quoted(root)}, without `.`, `..` or a slash in front",
+                f"refs are paths below the data root {quoted(root)}, without `.`, `..`, names of devices, or a slash or `~` in front",
                 "ref",
             )
         )
@@ -128,10 +159,13 @@ def _table_path(ref: str, relative: str, root: Path) -> Path:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        data = read_file(path, MAX_TABLE_BYTES)
     except OSError as problem:
-        got = "no such file" if isinstance(problem, FileNotFoundError) else (problem.strerror or "an unreadable file").lower()
-        raise DataError(Problem("", "a readable file", got, code="unreadable"), str(path)) from None
+        raise DataError(Problem("", "a readable file", unreadable(problem), code="unreadable"), str(path)) from None
+    if len(data) > MAX_TABLE_BYTES:
+        got = f"{max(path.stat().st_size, len(data)):,} bytes"
+        raise DataError(Problem("", f"at most {MAX_TABLE_BYTES:,} bytes", got, code="too_large"), str(path))
+    return data
 
 
 def _kind(value: Any) -> str:
@@ -147,13 +181,19 @@ def _json_rows(text: str, path: Path) -> list[Any]:
 
 
 def _jsonl_rows(text: str, path: Path) -> list[Any]:
-    return [parse_json(line, str(path), DataError, n) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    lines = ((n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip())
+    rows = [parse_json(line, str(path), DataError, n) for n, line in itertools.islice(lines, MAX_ROWS + 1)]
+    refuse_many(path, "rows", len(rows), MAX_ROWS, "more")
+    return rows
 
 
 def _csv_rows(text: str, path: Path) -> list[Any]:
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
-        numbered = [(reader.line_num, row) for row in reader]
+        refuse_many(path, "columns", len(reader.fieldnames or ()), MAX_COLUMNS)
+        n_rows = min(MAX_ROWS, MAX_CELLS // max(len(reader.fieldnames or ()), 1))
+        numbered = [(reader.line_num, row) for row in itertools.islice(reader, n_rows + 1)]
+        refuse_many(path, f"rows of {len(reader.fieldnames or ())} cells", len(numbered), n_rows, "more")
     except csv.Error as problem:
         raise DataError(Problem("", "CSV", str(problem), code="csv", line=reader.reader.line_num, column=1), str(path)) from None
     names = reader.fieldnames or []
@@ -172,8 +212,21 @@ def _parquet_rows(text: str, path: Path) -> list[Any]:
     except ImportError:
         hint = "pip install 'causalab-mini[parquet]'"
         raise DataError(Problem("", "pyarrow, to read parquet", "no such package", hint, "extra"), str(path)) from None
+    if path.stat().st_size > MAX_TABLE_BYTES:
+        refuse_many(path, "bytes", path.stat().st_size, MAX_TABLE_BYTES)
     try:
-        rows: list[Any] = pyarrow.parquet.read_table(path).to_pylist()
+        with open_file(path) as opened, pyarrow.parquet.ParquetFile(opened) as file:
+            about = file.metadata
+            refuse_many(path, "rows", about.num_rows, MAX_ROWS)
+            refuse_many(path, "columns", about.num_columns, MAX_COLUMNS)
+            refuse_many(path, "cells", about.num_rows * about.num_columns, MAX_CELLS)
+            unpacked = sum(about.row_group(group).total_byte_size for group in range(about.num_row_groups))
+            refuse_many(path, "bytes when it is unpacked", unpacked, MAX_TABLE_BYTES)
+            rows, unpacked = [], 0
+            for batch in file.iter_batches(PARQUET_ROWS):
+                unpacked += batch.nbytes
+                refuse_many(path, "bytes when it is unpacked", unpacked, MAX_TABLE_BYTES, "more")
+                rows += batch.to_pylist()
     except (pyarrow.ArrowException, OSError) as problem:
         raise DataError(Problem("", "a parquet table", str(problem).split("\n")[0], code="parquet"), str(path)) from None
     return rows

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from causalab_mini.data.patterns import MAX_SECONDS, PatternTimeoutError, is_in
 from causalab_mini.data.prompts import Prompt
 from causalab_mini.engine.given import Prompts
 from causalab_mini.engine.observe import Observed, write_key
 from causalab_mini.engine.scores import one_token, score
+from causalab_mini.errors import Problem, RunError, quoted
 from causalab_mini.ops.metrics import top_k
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.locate import Window
@@ -76,7 +77,16 @@ def _match_rows(
     table = []
     for row, label in enumerate(step.labels):
         is_scored = not reasons[row]
-        value = float(matches(said[row].text, metric.tokens["expected"][row], metric.options["how"])) if is_scored else None
+        value = None
+        if is_scored:
+            expected = metric.tokens["expected"][row]
+            try:
+                value = float(matches(said[row].text, expected, metric.options["how"]))
+            except PatternTimeoutError as error:
+                where = f"interventions.{intervention.name}.metrics.{metric.name}.expected"
+                got = f"{quoted(expected)} on row {quoted(label)} ({error} with {len(said[row].text):,} characters)"
+                hint = "repeats inside repeats, such as `(a+)+`, are what takes long"
+                raise RunError(Problem(where, f"a regular expression that takes {MAX_SECONDS:g} s at most", got, hint, "timeout")) from None
         table.append(
             {
                 "example_id": label,
@@ -97,7 +107,7 @@ def _match_rows(
 def matches(said: str, expected: str, how: str) -> bool:
     """Returns whether what a model says is what is expected, white space at both ends aside; a regular expression is looked for as it is."""
     if how == "regex":
-        return re.search(expected, said) is not None
+        return is_in(expected, said)
     said, expected = said.strip(), expected.strip()
     return {"exact": said == expected, "prefix": said.startswith(expected), "contains": expected in said}[how]
 

@@ -38,6 +38,7 @@ def read_tokenizer(location: str, options: dict[str, Any]) -> tuple[Any, tuple[s
         location,
         "tokenizer.json",
         revision=options.get("revision"),
+        local_files_only=options.get("local_files_only", False),
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )

@@ -13,6 +13,8 @@ EAGER_ONLY = ("attention_scores", "attention_probs")
 WITHOUT_SDPA = ("bloom", "gemma2")
 """Families that transformers computes in its eager way alone."""
 LEARNED_POSITIONS = ("gpt2", "opt")
+MAX_COUNTS = {"num_hidden_layers": 10_000, "num_attention_heads": 100_000, "hidden_size": 10_000_000, "vocab_size": 100_000_000}
+"""What a config may say at most: a module is made for every layer before a weight is opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,10 @@ def facts_from_config(config: Any, key: str, revision: str | None, dtype: str, a
     if attn_implementation == "sdpa" and model_type in WITHOUT_SDPA:
         got = f"`sdpa`, which transformers has not for {quoted(model_type)} models"
         raise ModelError(Problem("model.attn_implementation", "`eager`, or null", got, code="attention"))
+    for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
+        if not 1 <= (n := int(getattr(config, name))) <= MAX_COUNTS[name]:
+            expected = f"a config whose `{name}` is from 1 to {MAX_COUNTS[name]:,}"
+            raise ModelError(Problem("model.key", expected, f"{quoted(n)} in {quoted(key)}", code="too_large"))
     n_heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
     return ModelFacts(
         key=key,

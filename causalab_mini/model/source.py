@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from causalab_mini.data.opening import A_PICKLE, is_pickle
 from causalab_mini.errors import ModelError, Problem, did_you_mean, listed, quoted
 
 BUNDLED = Path(__file__).resolve().parent / "bundled"
 PREFIX = "bundled:"
+MAX_KEY_BYTES = 4096
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
 
@@ -51,12 +53,20 @@ def find_source(key: str, base: Path | None = None) -> Source:
             hint = did_you_mean(name, known)
             raise ModelError(Problem("model.key", f"a bundled model ({listed(known)})", quoted(name), hint, "model_key"))
         return Source("bundled", str(BUNDLED / name))
+    if len(key.encode(errors="replace")) > MAX_KEY_BYTES:
+        raise ModelError(Problem("model.key", f"at most {MAX_KEY_BYTES:,} bytes", f"{len(key):,} characters", code="model_key"))
     is_gguf = key.lower().endswith(".gguf")
     for place in ([] if base is None else [base / key]) + [Path(key)]:
-        if place.is_dir():
-            return Source("folder", str(place))
-        if is_gguf and place.is_file():
-            return Source("gguf", str(place))
+        try:
+            if place.is_dir():
+                return Source("folder", str(place))
+            if is_gguf and place.is_file():
+                return Source("gguf", str(place))
+        except OSError as error:
+            got = f"{quoted(key)} ({(error.strerror or str(error)).lower()})"
+            raise ModelError(Problem("model.key", "a hub id like `org/name`, or a folder that exists", got, code="model_key")) from None
+    if is_pickle(key):
+        raise ModelError(Problem("model.key", "a folder with safetensors files", f"{quoted(key)}, {A_PICKLE}", code="pickle"))
     if is_gguf:
         raise ModelError(Problem("model.key", "a GGUF file that exists", quoted(key), code="model_key"))
     if key.startswith((".", "/", "~")) or _HUB_ID.fullmatch(key) is None:

@@ -420,6 +420,9 @@ class _Checker(ProbeChecker):
                 )
             if problem := path_problem(save.file_path):
                 self.say(f"{where}.file_path", "a path inside the output folder", f"{quoted(save.file_path)} ({problem})", code="file")
+            elif folder is not None and (problem := path_problem(f"{folder}/{save.file_path}")):
+                got = f"{quoted(f'{folder}/{save.file_path}')} ({problem})"
+                self.say(f"{where}.file_path", "an intervention whose name can be that of a folder in the output folder", got, code="file")
             full = str(PurePosixPath(folder or "", save.file_path)).casefold()
             if full in self.files:
                 self.say(

@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from causalab_mini.data.opening import is_inside
 from causalab_mini.data.parameters import Header, Parameters, find_parameters, read_header, stamp_differences
 from causalab_mini.errors import DataError, PlanError, Problem, listed, quoted
 from causalab_mini.plan import plan as nodes
 from causalab_mini.plan.axes import axes_of
+from causalab_mini.plan.files import name_problem
 from causalab_mini.plan.spec import Chain, Fit
 from causalab_mini.plan.spec.featurizers import FeaturizerBase, MeanAndStd, Pca, Sae, Standardize, Subspace
 from causalab_mini.plan.stamps import stamp_of
@@ -45,7 +47,8 @@ class Files:
             PlanError: it is not there, not below the folders, or no safetensors file; `path` is where the document names it.
         """
         if text not in self.headers:
-            found = [full for base in self.bases if (full := (base / text).resolve()).exists() and full.is_relative_to(base.resolve())]
+            found = [] if name_problem(text) else [base / text for base in self.bases if is_inside(base / text, base)]
+            found = [full.resolve() for full in found if full.exists()]
             if not found:
                 raise PlanError(
                     Problem(path, "a file below the document's folder, or the working directory", f"no {quoted(text)} there", code="file")
@@ -64,7 +67,7 @@ class Files:
         """
         if not found.is_dir():
             return found
-        inside = sorted(found.glob("*.safetensors"))
+        inside = [each for each in sorted(found.glob("*.safetensors")) if is_inside(each, found)]
         if len(inside) != 1:
             names = listed(each.name for each in inside) or "none"
             raise PlanError(Problem(path, "a safetensors file, or a folder with one", f"{quoted(text)} with {names}", code="file"))

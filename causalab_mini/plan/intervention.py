@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from causalab_mini.data.answers import AnswerError, answer_token
+from causalab_mini.data.patterns import PatternError, compiled
 from causalab_mini.data.prompts import Prompt
 from causalab_mini.errors import PlanError, Problem, listed, quoted
 from causalab_mini.plan import plan as nodes
@@ -311,8 +311,8 @@ class InterventionBuilder:
                 found = nodes.BadCell(Problem(f"{path}.expected", "a text on every row", f"{quoted(cell)} on row {row}", code="column"))
             if isinstance(found, str) and metric.how == "regex":
                 try:
-                    re.compile(found)
-                except (re.error, OverflowError, RecursionError) as error:
+                    compiled(found)
+                except PatternError as error:
                     got = f"{quoted(found)} on row {row} ({error})"
                     found = nodes.BadCell(Problem(f"{path}.expected", "a regular expression on every row", got, code="column"))
             if isinstance(found, nodes.BadCell) and not self.is_filtered:

@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,9 @@ from causalab_mini.errors import Problem, quoted
 from causalab_mini.plan.strict import NAME_PATTERN
 
 MAX_POINTS = 100_000
+"""Of a document, and values of one axis."""
+MAX_EXPANDED_BYTES = 2_000_000_000
+"""Of the documents of all points together."""
 MAX_LABEL_BYTES = 120
 FORBIDDEN = ("model", "header", "version", "$schema")
 
@@ -105,6 +109,9 @@ def find_axes(raw: Any, count_all: CountAll | None = None) -> tuple[tuple[Axis, 
     n_points = math.prod(len(axis.values) for axis in axes)
     if n_points > MAX_POINTS:
         problems.append(Problem("", f"at most {MAX_POINTS:,} points", f"{n_points:,}", code="sweep"))
+    elif n_points > 1 and not problems and (n_all := n_points * len(json.dumps(raw))) > MAX_EXPANDED_BYTES:
+        got = f"{n_points:,} points of {n_all // n_points:,} bytes each"
+        problems.append(Problem("", f"points of at most {MAX_EXPANDED_BYTES:,} bytes, all documents together", got, code="too_large"))
     return axes, problems
 
 
@@ -126,7 +133,7 @@ def show_value(value: Any) -> str:
     if isinstance(value, str):
         try:
             json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return value
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
@@ -175,6 +182,8 @@ def _values(path: Path, wrapper: Any, raw: Any, count_all: CountAll | None) -> t
     if not isinstance(swept, list):
         expected = "a list of values, a range or `all`"
         return Problem(f"{where}.sweep", expected, quoted(json.dumps(swept)), code="sweep"), ()
+    if len(swept) > MAX_POINTS:
+        return Problem(f"{where}.sweep", f"at most {MAX_POINTS:,} values", f"{len(swept):,}", code="sweep"), ()
     if not swept:
         return Problem(f"{where}.sweep", "at least one value", "an empty list", code="sweep"), ()
     return None, tuple(swept)
@@ -188,7 +197,7 @@ def _repeated(axis: Axis) -> Iterator[Problem]:
     labels = [show_value(values[0] if len(values) == 1 else list(values)) for values in together]
     for names, expected in ((spelled, "distinct values"), (labels, "values that are labelled apart (a list of one is as its element)")):
         if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
+            twice = next(name for name, n in Counter(names).items() if n > 1)
             yield Problem(where, expected, f"{quoted(twice)} twice", code="sweep")
             return
 

@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from causalab_mini import __version__
+from causalab_mini.data.opening import read_file
 from causalab_mini.data.strict_json import sha256_of
 from causalab_mini.errors import quoted
 from causalab_mini.plan import plan as nodes
@@ -75,10 +76,10 @@ def read_finished(folder: RunFolder, label: str) -> Finished | str | None:
     """Returns what is known of a point, None where it has no file, or what is wrong with that, in words."""
     name = finished_name(label)
     try:
-        data = json.loads((folder.path / name).read_bytes())
+        data = json.loads(read_file(folder.path / name))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return f"{quoted(name)} can't be read ({error})"
     sha256 = data.pop("sha256", None) if isinstance(data, dict) else None
     if sha256 is None or set(data) != set(Finished.__slots__) or sha256 != sha256_of(data) or data["label"] != label:
@@ -144,7 +145,13 @@ def find_kept(folder: RunFolder, request: nodes.Request, fresh: bool = False) ->
     """
     record, listed = folder.read_json(RECORD), folder.read_json(POINTS)
     owner = record.get("digest") if isinstance(record, dict) else None
-    known = set(listed) if isinstance(listed, dict) else {""} if owner is not None else set[str]()
+    known = (
+        {label for label in listed if is_below(label) and "/" not in label}
+        if isinstance(listed, dict)
+        else {""}
+        if owner is not None
+        else set[str]()
+    )
     found = Continued({}, {}, [])
     for point in request.points:
         key, label = key_of(point, request), point.label

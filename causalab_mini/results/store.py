@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from causalab_mini.data.opening import is_inside, open_file, read_file
 from causalab_mini.errors import Problem, UsageError, WriteError, quoted
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class RunFolder:
 
         if path.exists() and not path.is_dir():
             raise UsageError(Problem("--out", "a folder", f"the file {quoted(path)}", code="out"))
+        if os.path.lexists(path / LOCK) and ((path / LOCK).is_symlink() or not (path / LOCK).is_file()):
+            raise UsageError(Problem("--out", f"a folder whose {quoted(LOCK)} is a file", f"{quoted(path)}, where it is none", code="out"))
         refuse_foreign(path, digest)
         try:
             made = not path.is_dir()
@@ -128,7 +131,7 @@ class RunFolder:
         Raises:
             WriteError: it can't be written; what was there before is untouched.
         """
-        path = self.path / name
+        path = self.place(name)
         with saying(path, "a file that can be written"):
             make_folders(path.parent)
             write_atomically(path, data)
@@ -140,26 +143,41 @@ class RunFolder:
         """Writes JSON data unless that is what the file holds."""
         path = self.path / name
         with contextlib.suppress(OSError):
-            if path.read_bytes() == json_bytes(data, indent):
+            if not path.is_symlink() and read_file(path) == json_bytes(data, indent):
                 return path
         return self.write_json(name, data, indent)
+
+    def place(self, name: str) -> Path:
+        """Returns where a file is written, moved or removed.
+
+        Raises:
+            WriteError: its folder is a link out of this one, or below such a link.
+        """
+        path = self.path / name
+        if not is_inside(path.parent, self.path):
+            raise WriteError(
+                Problem(str(path), "a place inside the results folder", "one behind a link that leads out of it", code="write")
+            )
+        return path
 
     # what is there
 
     def read_json(self, name: str) -> Any:
         """Returns what a file holds; None where it is not there, or no JSON."""
         try:
-            return json.loads((self.path / name).read_bytes())
-        except (OSError, ValueError):
+            return json.loads(read_file(self.path / name))
+        except (OSError, ValueError, RecursionError):
             return None
 
     def fault(self, name: str, n_bytes: int, sha256: str) -> str:
         """Returns what is wrong with a file that was written, in words; nothing where it is as it was."""
         path = self.path / name
+        if not is_inside(path, self.path):
+            return f"{quoted(name)} is a link that leads out of the folder"
         try:
             if (found := path.stat().st_size) != n_bytes:
                 return f"{quoted(name)} has {found:,} bytes, {n_bytes:,} were written"
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         except FileNotFoundError:
             return f"{quoted(name)} is not there"
@@ -169,12 +187,13 @@ class RunFolder:
 
     def remove(self, name: str) -> None:
         """Removes a file, if it is there."""
-        with saying(self.path / name, "a file that can be removed"):
-            (self.path / name).unlink(missing_ok=True)
+        path = self.place(name)
+        with saying(path, "a file that can be removed"):
+            path.unlink(missing_ok=True)
 
     def set_aside(self, name: str) -> bool:
         """Moves a file or folder to `earlier/`, in place of what has been moved there before; returns whether there was one."""
-        source, target = self.path / name, self.path / EARLIER / name
+        source, target = self.place(name), self.place(f"{EARLIER}/{name}")
         if not source.exists():
             return False
         with saying(source, "a file that can be moved"):
@@ -206,14 +225,14 @@ def refuse_foreign(path: Path, digest: str | None) -> None:
         inside = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
         if all(name == LOCK or _PART.fullmatch(name) for name in inside):
             return
-        text = (path / RECORD).read_bytes() if RECORD in inside else None
+        text = read_file(path / RECORD) if RECORD in inside else None
         has_points = FINISHED in inside and any(file.suffix == ".json" for file in (path / FINISHED).iterdir())
     except OSError as error:
         got = f"{quoted(path)} ({(error.strerror or str(error)).lower()})"
         raise UsageError(Problem("--out", "a folder that can be read", got, code="out")) from None
     try:
         record = None if text is None else json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if digest is None and has_points:
             return  # the record is made anew
         got = f"{quoted(path)}, whose {quoted(RECORD)} can't be read ({error})"
@@ -232,8 +251,8 @@ def refuse_foreign(path: Path, digest: str | None) -> None:
 
 def who(path: Path) -> str:
     """Returns, in words, which run has a folder."""
-    with contextlib.suppress(OSError, ValueError, AttributeError, KeyError):
-        record = json.loads((path / RECORD).read_bytes())
+    with contextlib.suppress(OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
+        record = json.loads(read_file(path / RECORD))
         if record["status"] == "running":
             return f"which process {record['process']} is writing"
     return "which another process is writing"

@@ -37,6 +37,7 @@ class HooksEngine(BaseEngine):
                     dtype=checkpoint.dtype,
                     device_map=self.device_map,
                     attn_implementation=checkpoint.facts.attn_implementation,
+                    use_safetensors=True,
                     **checkpoint.options,
                 )
             )

@@ -121,9 +121,11 @@ def _on_meta(checkpoint: Checkpoint, device_map: Any) -> Any:
         checkpoint.source.location,
         tokenizer=checkpoint.tokenizer,
         config=checkpoint.config,
+        config_model=checkpoint.config,  # or nnsight reads it anew, and lets code run that it names
         check_renaming=False,
         device_map=device_map,
         dtype=checkpoint.dtype,
+        use_safetensors=True,
         **({} if attention is None else {"attn_implementation": attention}),
         **checkpoint.options,
     )

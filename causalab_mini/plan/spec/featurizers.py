@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, Tag, model_validator
 
+from causalab_mini.data.opening import A_PICKLE, is_pickle
 from causalab_mini.errors import quoted
 from causalab_mini.plan.files import name_problem
 from causalab_mini.plan.strict import MAX_SEED, Name, Strict, Tuple, invalid, shown, tag_by_kind
@@ -17,6 +18,8 @@ Parametrization = Literal["cayley", "householder", "qr"]
 def _below(path: str) -> str:
     if problem := name_problem(path):
         raise invalid("a path below the document's folder, or the working directory", f"{quoted(path)} ({problem})", code="file")
+    if is_pickle(path):
+        raise invalid("a safetensors file", f"{quoted(path)}, {A_PICKLE}", code="pickle")
     return path
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from causalab_mini.data.opening import open_file
 from causalab_mini.errors import CausalabError, Issue, did_you_mean, listed, quoted
 from causalab_mini.probing.probes.base import Probe, ProbeMisfit
 from causalab_mini.probing.probes.registry import RECORD, REGISTRY, Kind, Registry
@@ -151,7 +152,7 @@ class Binding:
         for path in tried:
             try:
                 if path.is_file():
-                    with path.open("rb") as file:
+                    with open_file(path) as file:
                         return str(path.resolve()), hashlib.file_digest(file, "sha256").hexdigest()
             except OSError as error:
                 raise _refused(point, where, "a file that can be read", f"{quoted(given)}: {error.strerror}", code="unreadable") from None

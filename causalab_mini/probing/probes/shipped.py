@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from causalab_mini.data.opening import A_PICKLE, INSTEAD, is_pickle
 from causalab_mini.errors import CausalabError, listed, quoted
 from causalab_mini.model.components import COMPONENTS
 from causalab_mini.probing.probes.base import Action, ActivationRecord, End, Probe, ProbeMisfit, Start, TrajectoryProbe, Verdict
@@ -284,6 +285,8 @@ def _tensor(file: str, name: str | None) -> Tensor:
     """Returns a vector of a safetensors file."""
     from safetensors import SafetensorError, safe_open
 
+    if is_pickle(file):
+        raise ProbeMisfit("file", "a safetensors file", f"{quoted(file)}, {A_PICKLE}", INSTEAD)
     if Path(file).stat().st_size > MAX_BYTES:
         raise ProbeMisfit("file", f"a file of at most {MAX_BYTES:,} bytes", f"{Path(file).stat().st_size:,} bytes")
     try:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from causalab_mini.data.opening import is_inside
 from causalab_mini.errors import quoted
 from causalab_mini.results.reading.rows import READERS, read_json, refuse
-from causalab_mini.results.store import POINTS, RECORD
+from causalab_mini.results.store import DOCUMENT, POINTS, RECORD, SUMMARY
 
 TENSORS = ".safetensors"
 OF_PROBE: Mapping[str, str] = {
@@ -19,6 +20,7 @@ OF_PROBE: Mapping[str, str] = {
     "generated.json": "generated",
 }
 """The files of the verb `probe`, with what they hold."""
+OWN_FILES = (RECORD, DOCUMENT, SUMMARY, POINTS, "places.json", "spec.yaml", *OF_PROBE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ def read_record(path: Path) -> dict[str, Any]:
     """
     if not path.is_dir():
         refuse(path, "a folder of results", "a file" if path.exists() else "no such folder")
+    for name in OWN_FILES:
+        refuse_outside(path / name, path)
     file = path / RECORD
     if not file.is_file():
         whole = next((parent for parent in path.resolve().parents if (parent / RECORD).is_file()), None)
@@ -95,9 +99,24 @@ def saved_files(path: Path, document: Any, labels: Sequence[str]) -> list[SavedF
         labels: of all points.
     """
     if document is None:
-        return [SavedFile(name, value) for name, value in OF_PROBE.items() if (path / name).is_file()]
-    found = list(dict.fromkeys(_named(document)))
-    return [file for file in found if any((path / label / file.path).is_file() for label in labels)]
+        return [SavedFile(name, value) for name, value in OF_PROBE.items() if (path / name).is_file()]  # links out are refused by now
+    found = []
+    for file in dict.fromkeys(_named(document)):
+        there = [full for label in labels if (full := path / label / file.path).is_file()]
+        for full in there:
+            refuse_outside(full, path)
+        found += [file] if there else []
+    return found
+
+
+def refuse_outside(file: Path, folder: Path) -> None:
+    """Refuses a file of a results folder that is a link out of it, or below one: what it holds is nobody's result.
+
+    Raises:
+        DataError: it is.
+    """
+    if not is_inside(file, folder):
+        refuse(file, "a file in the results folder itself", "a link that leads out of it")
 
 
 def _named(document: Any) -> Iterator[SavedFile]:
@@ -110,8 +129,8 @@ def _named(document: Any) -> Iterator[SavedFile]:
             for file_path in filter(_is_below, _texts(save["file_path"])):
                 for value in _texts(save["value"]):
                     yield SavedFile(file_path, value, step)
-                    for name in [*nested, value.partition("/")[0]]:
-                        yield SavedFile(f"{name}/{file_path}", value, step)
+                    below = [f"{name}/{file_path}" for name in [*nested, value.partition("/")[0]]]
+                    yield from (SavedFile(path, value, step) for path in below if _is_below(path))
 
 
 def _texts(value: Any) -> Iterator[str]:

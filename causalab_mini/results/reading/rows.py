@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from causalab_mini.data.opening import open_file, read_file, unreadable
 from causalab_mini.errors import DataError, Problem, RunError, quoted
 
 Row = dict[str, Any]
@@ -48,7 +49,7 @@ def read_rows(path: Path, texts: Sequence[str] = ()) -> list[Row]:
     try:
         rows = READERS[path.suffix](path, texts)
     except OSError as error:
-        refuse(path, "a readable file", "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or "none").lower())
+        refuse(path, "a readable file", unreadable(error))
     columns = list(dict.fromkeys(key for row in rows for key in row))
     return [{key: row.get(key) for key in columns} for row in rows]
 
@@ -60,9 +61,11 @@ def read_json(path: Path) -> Any:
         DataError: it can't be read.
     """
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_file(path))
     except OSError as error:
-        refuse(path, "a readable file", "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or "none").lower())
+        refuse(path, "a readable file", unreadable(error))
+    except RecursionError:
+        refuse(path, "JSON", "something else (it is too deep)")
     except ValueError as error:
         got = f"something else ({error})" if path.stat().st_size else "an empty file"
         refuse(path, "JSON", got)
@@ -87,7 +90,7 @@ def _json(path: Path, texts: Sequence[str]) -> list[Row]:
 def _csv(path: Path, texts: Sequence[str]) -> list[Row]:
     limit = csv.field_size_limit(MAX_CELL)
     try:
-        lines = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8"), newline=""), strict=True))
+        lines = list(csv.reader(io.StringIO(read_file(path).decode("utf-8"), newline=""), strict=True))
     except UnicodeDecodeError as error:
         refuse(path, "UTF-8", f"the byte {quoted(hex(error.object[error.start]))}")
     except csv.Error as error:
@@ -125,7 +128,7 @@ def _value(cell: str) -> Any:
         return cell or None
     try:
         return json.loads(cell)
-    except ValueError:
+    except (ValueError, RecursionError):
         return cell
 
 
@@ -136,8 +139,8 @@ def _parquet(path: Path, texts: Sequence[str]) -> list[Row]:
     except ImportError:
         hint = "pip install 'causalab-mini[parquet]'"
         raise RunError(Problem("", "pyarrow, to read parquet", "no such package", hint, "extra"), str(path)) from None
-    if not path.is_file():
-        raise FileNotFoundError(path)
+    with open_file(path):
+        pass  # a regular file
     try:
         rows: list[Row] = pyarrow.parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:

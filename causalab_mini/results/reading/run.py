@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from causalab_mini.errors import Problem, UsageError, did_you_mean, listed, quoted
+from causalab_mini.data.strict_json import read_text
+from causalab_mini.errors import DataError, Problem, SpecValidationError, UsageError, did_you_mean, listed, quoted
 from causalab_mini.plan.sweep import show_value
 from causalab_mini.results.reading.arrays import AxesArray
 from causalab_mini.results.reading.folder import SavedFile, read_points, read_record, saved_files
@@ -74,15 +75,17 @@ class SavedRun:
 
         Raises:
             DataError: it can't be read.
+            SpecValidationError: an extraction spec is no YAML.
         """
         if not self.is_recording:
             return read_json(self.path / DOCUMENT)
-        import yaml
+        from causalab_mini.probing.spec.tree import tree_of_yaml
 
-        try:
-            return yaml.safe_load((self.path / SPEC).read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            refuse(self.path / SPEC, "an extraction spec", f"none ({str(error).splitlines()[0]})")
+        file = self.path / SPEC
+        tree = tree_of_yaml(read_text(file, DataError), str(file))
+        if tree.problems:
+            raise SpecValidationError([problem for _, problem in tree.problems], str(file))
+        return tree.value
 
     @cached_property
     def summary(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from causalab_mini.data.opening import A_PICKLE, is_pickle
 from causalab_mini.results.reading.rows import refuse
 
 if TYPE_CHECKING:
@@ -124,6 +125,8 @@ def tensor_keys(path: Path) -> list[str]:
 def _opened(path: Path, framework: str) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
+    if is_pickle(path):
+        refuse(path, "a safetensors file", A_PICKLE)
     if not path.is_file():
         refuse(path, "a readable file", "no such file")
     try:

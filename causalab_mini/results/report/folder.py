@@ -11,6 +11,7 @@ from typing import Any
 from causalab_mini.errors import CausalabError, Problem, UsageError, quoted
 from causalab_mini.results.places import PLACES
 from causalab_mini.results.reading import open_run
+from causalab_mini.results.reading.folder import refuse_outside
 from causalab_mini.results.reading.rows import read_json, read_rows
 from causalab_mini.results.store import CHECKPOINTS
 
@@ -74,6 +75,7 @@ class Folder:
         if not path.is_file():
             return Rows(name, (), f"{name} is not there: its point has not been run, or its file was moved")
         try:
+            refuse_outside(path, self.path)
             return Rows(name, read_rows(path, ("label", "predicted")))
         except CausalabError as error:  # a number whose rows can't be read is still a number
             return Rows(name, (), "; ".join(f"{name} can't be read: expected {each.expected}, got {each.got}" for each in error.problems))
@@ -82,6 +84,7 @@ class Folder:
         """Returns the losses of a fit by update, and what it was by epoch on the rows that it is judged on."""
         path = "/".join(part for part in (CHECKPOINTS, point, f"{step}.curves.json") if part)
         if (self.path / path).is_file():  # of a fit that was not finished
+            refuse_outside(self.path / path, self.path)
             found = read_json(self.path / path)
             return Rows(path, found["train/loss"]), Rows(path, found["train/eval"])
         return self.table(point, step, "train/loss"), self.table(point, step, "train/eval")
