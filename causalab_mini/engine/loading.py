@@ -19,6 +19,9 @@ from causalab_mini.plan.spec import ModelSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
+COUNTS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+"""What every config has, if under names of its own."""
+
 _T = TypeVar("_T")
 
 
@@ -92,8 +95,21 @@ def _open_config(model: ModelSpec, base: Path | None, trust_remote_code: bool) -
     commit = getattr(config, "_commit_hash", None)
     if commit is not None:
         options["revision"] = commit
+    _refuse_counts(config, model.key)
     facts = facts_from_config(config, model.key, commit or revision, model.dtype, model.attn_implementation)
     return source, config, facts, options
+
+
+def _refuse_counts(config: Any, key: str) -> None:
+    """Refuses a config whose counts are none: transformers takes some of them as they stand.
+
+    Raises:
+        ModelError: one of them is no whole number above 0.
+    """
+    for name in COUNTS:
+        value = getattr(config, name, 1)
+        if type(value) is not int or value < 1:
+            raise ModelError(Problem(f"config.{name}", "a whole number above 0", quoted(value), code="checkpoint"), key)
 
 
 def open_tokenizer(key: str, revision: str | None, base: Path | None = None) -> Any:
@@ -132,8 +148,8 @@ def _opened(model: ModelSpec, what: str, open_it: Callable[[], _T]) -> _T:
     """Returns what was opened; what transformers and the hub raise for a wrong key becomes one error in our words."""
     try:
         return open_it()
-    except (OSError, ValueError, KeyError) as error:
-        first = str(error).strip().split("\n")[0]
+    except Exception as error:  # of whatever kind: tokenizers raises plain ones, the hub and code that comes with a checkpoint their own
+        first = str(error).strip().split("\n")[0] or type(error).__name__
         name = model.key if model.revision is None else f"{model.key} at {model.revision}"
         hint = "without the hub, only what is in its cache can be opened (`causalab-mini doctor` shows where that is); `HF_HUB_OFFLINE=1` does not try"
         raise ModelError(Problem("model", f"a checkpoint with {what}", f"{quoted(name)} ({first})", hint, "checkpoint")) from error
