@@ -70,10 +70,10 @@ class RunFolder:
         """
         from filelock import FileLock, Timeout
 
-        if path.exists() and not path.is_dir():
-            raise UsageError(Problem("--out", "a folder", f"the file {quoted(path)}", code="out"))
-        refuse_foreign(path, digest)
         try:
+            if path.is_file():
+                raise UsageError(Problem("--out", "a folder", f"the file {quoted(path)}", code="out"))
+            refuse_foreign(path, digest)
             made = not path.is_dir()
             path.mkdir(parents=True, exist_ok=True)
             if made:

@@ -60,12 +60,16 @@ def read_json(path: Path) -> Any:
         DataError: it can't be read.
     """
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(path.read_bytes(), parse_constant=_refuse_constant)
     except OSError as error:
         refuse(path, "a readable file", "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or "none").lower())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         got = f"something else ({error})" if path.stat().st_size else "an empty file"
         refuse(path, "JSON", got)
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number")
 
 
 def refuse(path: Path, expected: str, got: str, where: str = "", hint: str = "") -> NoReturn:
