@@ -26,15 +26,15 @@ class Shape(BaseModel):
 class Interval(Shape):
     """Of a mean."""
 
-    low: float | None = None
-    high: float | None = None
+    low: float
+    high: float
 
 
 class Spread(Shape):
     """A mean over rows."""
 
     mean: float | None
-    interval: Interval | None = None
+    interval: Interval | None
 
 
 class Entry(Shape):
@@ -119,16 +119,25 @@ class Record(Shape):
     error: Failure | None = None
 
 
+class Sample(Shape):
+    """The tokens of a row."""
+
+    n_prefix: int
+    n_tokens: int
+    tokens: list[str]
+
+
 class Prompts(Shape):
     """The prompts of a role."""
 
     texts: list[str]
-    samples: list[dict[str, Any]]
+    samples: list[Sample]
 
 
 class RowsOfStep(Shape):
     """The rows of a step."""
 
+    points: list[str] | None
     step: str
     of: str
     labels: list[str]
@@ -138,9 +147,23 @@ class RowsOfStep(Shape):
 class PlaceOfStep(Shape):
     """A read or a write."""
 
+    points: list[str] | None
     step: str
     of: str
+    intervention: str
+    model: str
+    role: str
     prompts: int
+    kind: str
+    name: str
+    component: str
+    layers: list[int]
+    heads: list[int] | None
+    n_units: int | None
+    pos: str
+    featurizers: list[str]
+    changes: list[str]
+    tokens: list[list[int]] | None
 
 
 class SavedAs(Shape):
