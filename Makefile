@@ -23,6 +23,10 @@ real: $(VENV)/.installed-dev
 endurance: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/endurance.py --kills 100
 
+# Inputs of every kind, drawn near to what is right, for ten minutes; the seed is printed, and `--seed N` draws them again.
+fuzz: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzzing.py --seconds 600
+
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
