@@ -424,6 +424,8 @@ PROPERTIES = {
 
 FOUND: list[tuple[str, Any]] = [
     ("folders of results", ("summary.json", b'{"metrics": [{"point": "", "axes": {}, "step": "a", "metric": "b", "kind": "match", "unit": "logit", "n": 1, "eligible": 1, "mean": 0.5}]}', "plot")),
+    ("folders of results", ("layer=0/follows.json", b'[{"example_id": "0", "metric": "follows", "value": 0.0, "produced_by": 7}]', "compare")),
+    ("folders of results", ("layer=0/follows.json", b'[{"example_id": "0", "metric": "follows", "value": 0.0, "produced_by": "a"}]', "compare")),
     ("values of --set", ("header", "[" * 100_000)),
     ("positions in rows", "prompt[ 1 ]"),
     ("positions in rows", "-1"),

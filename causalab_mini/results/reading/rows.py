@@ -85,6 +85,11 @@ def _json(path: Path, texts: Sequence[str]) -> list[Row]:
     rows = read_json(path)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         refuse(path, "a table (a list of objects)", f"{type(rows).__name__}" if not isinstance(rows, list) else "a list of other things")
+    for index, row in enumerate(rows):
+        is_curve = {"epoch", "update"} <= set(row)  # whose columns are metrics of any name
+        wrong = [] if is_curve else [name for name in TEXTS if not isinstance(row.get(name), str | None)]
+        if wrong:
+            refuse(path, "a text", quoted(json.dumps(row[wrong[0]], ensure_ascii=False)), f"[{index}].{wrong[0]}")
     return rows
 
 

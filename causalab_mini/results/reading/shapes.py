@@ -114,6 +114,7 @@ class Record(Shape):
 
     status: str
     model: dict[str, Any] | None = None
+    data: dict[str, dict[str, Any]] | None = None
     seconds: float = 0.0
     steps: list[RecordedStep] = Field(default_factory=list)
     error: Failure | None = None
