@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart test real endurance check docs bench fix clean
+.PHONY: quickstart test real endurance fuzz check docs bench fix clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/causalab-mini run documents/quickstart.json --out out/quickstart
@@ -24,6 +24,10 @@ real: $(VENV)/.installed-dev
 endurance: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/endurance.py --kills 100
 
+# Inputs of every kind, drawn near to what is right, for ten minutes; the seed is printed, and `--seed N` draws them again.
+fuzz: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzzing.py --seconds 600
+
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -32,6 +36,7 @@ check: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python docs/make.py
+	$(BIN)/python tests/bad_inputs.py --write
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: $(VENV)/.installed-dev

@@ -309,13 +309,21 @@ def test_doctor_finds_the_pair_of_versions_that_does_not_import(command, monkeyp
 # what a newcomer does
 
 
-@pytest.mark.parametrize("arguments", [["explain"], ["run", "x.json"], ["explain", "x.json", "--nope"], ["nope"]])
-def test_a_wrong_command_line_is_data_with_json(command, arguments):
+@pytest.mark.parametrize(
+    ("arguments", "path", "expected"),
+    [
+        (["explain"], "DOC", "a value (an argument that is required)"),
+        (["run", "x.json"], "--out", "a value (an option that is required)"),
+        (["explain", "x.json", "--nope"], "", "an option of `causalab-mini explain`"),
+        (["nope"], "", "a verb of `causalab-mini`"),
+    ],
+)
+def test_a_wrong_command_line_is_data_with_json(command, arguments, path, expected):
     code, out, _ = command(*arguments, "--json")
     assert code == 2
     (error,) = json.loads(out)["errors"]
     assert error["code"] == "usage"
-    assert error["expected"] == "a command line that `--help` describes"
+    assert (error["path"], error["expected"]) == (path, expected)
 
 
 def test_a_terminated_run_exits_with_143_and_says_so_in_its_record(command, monkeypatch, home):

@@ -9,20 +9,20 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from functools import cache
+from typing import Any, NoReturn
 
 import typer
 
 from causalab_mini import __version__
 from causalab_mini.cli import data, doctor, explain, language, model, probe, report, run, serve, show, tokens, validate
+from causalab_mini.cli.usage import usage_error
 from causalab_mini.errors import (
     EXIT_BUG,
     EXIT_INPUT_WRONG,
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
     CausalabError,
-    Problem,
-    UsageError,
 )
 
 app = typer.Typer(
@@ -63,15 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, terminate)
     try:
-        left_with = app(args=arguments, prog_name="causalab-mini", standalone_mode=not as_json)
+        left_with = _command()(args=arguments, prog_name="causalab-mini", standalone_mode=False)
         if isinstance(left_with, int) and left_with:  # without standalone mode typer returns what a command left with
             sys.exit(left_with)
     except CausalabError as error:
-        if as_json:
-            print(json.dumps(error.as_data(), indent=1, ensure_ascii=False))
-        else:
-            print(error.text(), file=sys.stderr)
-        sys.exit(error.exit_code)
+        _leave_with(error, as_json)
     except SystemExit as leaving:
         if leaving.code == EXIT_INTERRUPTED:  # typer leaves with it on an interrupt, and says nothing
             print(f"error: {'terminated' if terminated else 'interrupted'}", file=sys.stderr)
@@ -81,10 +77,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
-        if as_json and hasattr(error, "format_message"):  # a usage error of the command line's own
-            problem = Problem("", "a command line that `--help` describes", error.format_message(), code="usage")
-            print(json.dumps(UsageError(problem).as_data(), indent=1, ensure_ascii=False))
+        if not arguments:  # what typer raises then is the help
+            print(str(error), file=sys.stderr)
             sys.exit(EXIT_INPUT_WRONG)
+        if hasattr(error, "format_message"):  # a usage error of the command line's own
+            _leave_with(usage_error(error, arguments), as_json)
         traceback.print_exc()
         print("error: this is a bug of causalab-mini; please report it with the lines above", file=sys.stderr)
         sys.exit(EXIT_BUG)
+
+
+@cache
+def _command() -> Any:
+    """Returns the program as typer makes it of its verbs, which takes a while: once in a process."""
+    return typer.main.get_command(app)
+
+
+def _leave_with(error: CausalabError, as_json: bool) -> NoReturn:
+    if as_json:
+        print(json.dumps(error.as_data(), indent=1, ensure_ascii=False))
+    else:
+        print(error.text(), file=sys.stderr)
+    sys.exit(error.exit_code)

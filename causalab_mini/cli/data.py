@@ -14,6 +14,8 @@ from causalab_mini.cli import options
 from causalab_mini.errors import Problem, UsageError, did_you_mean, listed, quoted
 
 N_PAIRS = 100
+MAX_PAIRS = 100_000
+"""What is drawn in a minute or two, and fits into memory many times."""
 
 
 def register(app: typer.Typer) -> None:
@@ -26,7 +28,7 @@ def register(app: typer.Typer) -> None:
         ],
         task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="After `new`: `successor`, `ioi` or `capitals`.")] = None,
         data_root: options.DataRoot = None,
-        n: Annotated[int, typer.Option("--n", min=1, help="new: how many pairs.")] = N_PAIRS,
+        n: Annotated[int, typer.Option("--n", min=1, max=MAX_PAIRS, help="new: how many pairs.")] = N_PAIRS,
         seed: Annotated[int, typer.Option("--seed", min=0, help="new: seed of the draw.")] = 0,
         out: Annotated[Path | None, typer.Option("--out", help="new: the .json file; without it, the table is printed.")] = None,
         set_: Annotated[

@@ -98,7 +98,10 @@ def fmt(
     changed = []
     for path in documents:
         before = read_text(path, DocumentError)
-        after = formatted(parse_json(before, str(path), DocumentError))
+        document = parse_json(before, str(path), DocumentError)
+        if not isinstance(document, dict):
+            raise DocumentError(Problem("", "an object (a document)", f"{quoted(before.strip())}", code="type"), str(path))
+        after = formatted(document)
         if after != before:
             changed.append(str(path))
             if not check:

@@ -37,11 +37,38 @@ def overrides(pairs: list[str] | None) -> dict[str, Any]:
         path, equals, text = pair.partition("=")
         if not equals or not path:
             raise UsageError(Problem("--set", "`path=value`", quoted(pair), code="usage"))
-        try:
-            found[path] = json.loads(text)
-        except (ValueError, RecursionError):
-            found[path] = text
+        found[path] = json_or_text("--set", text)
     return found
+
+
+def json_or_text(option: str, text: str) -> Any:
+    """Returns what an option's value is as JSON; where it is none, the text itself.
+
+    Raises:
+        UsageError: it is JSON that two readers could understand differently, or beyond the limits of a document.
+    """
+    try:
+        json.loads(text)
+    except ValueError:
+        return text
+    except RecursionError:  # `strict_json` says at which level
+        pass
+    return strict_json(option, text)
+
+
+def strict_json(option: str, text: str) -> Any:
+    """Returns what an option's value is as JSON, read as strictly as a document.
+
+    Raises:
+        UsageError: it is no such JSON.
+    """
+    from causalab_mini.data.strict_json import parse_json
+
+    try:
+        return parse_json(text, option, UsageError)
+    except UsageError as error:
+        (problem,) = error.problems
+        raise UsageError(Problem(option, problem.expected, problem.got, code=problem.code)) from None
 
 
 def write(path: Path, text: str) -> None:

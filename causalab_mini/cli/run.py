@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from causalab_mini.results.writer import Writer
     from causalab_mini.schedule.physical import Physical, PhysicalPass
 
+MAX_DIGITS = 9
+"""Of a batch size."""
+
 
 def register(app: typer.Typer) -> None:
     """Adds the verb."""
@@ -66,7 +69,7 @@ def register(app: typer.Typer) -> None:
 def _rows(text: str) -> int | None:
     if text == "auto":
         return None
-    if not text.isdigit() or int(text) < 1:
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS and int(text)):
         raise UsageError(Problem("--batch-size", "`auto` or a number above 0", quoted(text), code="usage"))
     return int(text)
 

@@ -83,6 +83,7 @@ def _rows(
 ) -> None:
     from rich.console import Console
 
+    from causalab_mini.data.fields import parse_field
     from causalab_mini.data.table import find_data_root
     from causalab_mini.engine.loading import open_tokenizer
     from causalab_mini.plan.rows import Rows
@@ -91,6 +92,8 @@ def _rows(
 
     tokenizer = open_tokenizer(model, revision)
     positions = [_position(text) for text in spelled]
+    if parse_field(field) is None:
+        raise UsageError(Problem("--field", "a field path like `input` or `counterfactual_inputs[0]`", quoted(field), code="usage"))
     role = Role.model_validate({"field": field})
     source = Rows(find_data_root(data_root, None), tokenizer, None)
     table = source.table(ref, "--data")
@@ -146,16 +149,15 @@ def _line(label: str, prompt: Prompt, windows: Sequence[Window]) -> Text:
 
 def _position(text: str) -> Any:
     from pydantic import ValidationError
+    from pydantic_core import PydanticCustomError
 
     from causalab_mini.plan.position import Position, as_position
     from causalab_mini.plan.problems import problems_of
 
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        raise UsageError(
-            Problem("--pos", 'a position as JSON, such as -1 or {"index": -1, "scope": {"variable": "entity"}}', quoted(text), code="usage")
-        ) from None
+    value = options.json_or_text("--pos", text)
+    if value == text:  # no JSON: that of a text has quotes around it
+        expected = 'a position as JSON, such as -1, "prompt[-1]" or {"index": -1, "scope": {"variable": "entity"}}'
+        raise UsageError(Problem("--pos", expected, quoted(text), code="usage"))
     try:
         found = as_position(value)
         if found.is_generated:
@@ -165,6 +167,9 @@ def _position(text: str) -> Any:
             )
             raise UsageError(Problem("--pos", expected, quoted(text), hint, "usage"))
         return found
+    except PydanticCustomError as error:  # of a selector string, which no model is around
+        said = error.context or {}
+        raise PlanError(Problem("--pos", said["expected"], said["got"], said["hint"], said["code"])) from None
     except ValidationError as error:
         raise PlanError(
             [Problem(f"--pos {p.path}".strip(), p.expected, p.got, p.hint, p.code) for p in problems_of(error, Position)]

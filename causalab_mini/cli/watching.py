@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -161,8 +160,5 @@ def _defaults(pairs: list[str] | None) -> Mapping[str, Mapping[str, Any]]:
         kind, dot, argument = name.rpartition(".")
         if not (equals and dot and kind and argument):
             raise UsageError(Problem("--probe-arg", "`TYPE.NAME=VALUE`", quoted(pair), code="usage"))
-        try:
-            found.setdefault(kind, {})[argument] = json.loads(text)
-        except (ValueError, RecursionError):
-            found.setdefault(kind, {})[argument] = text
+        found.setdefault(kind, {})[argument] = options.json_or_text("--probe-arg", text)
     return found

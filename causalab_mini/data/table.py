@@ -188,6 +188,9 @@ def _jsonl_rows(text: str, path: Path) -> list[Any]:
 
 
 def _csv_rows(text: str, path: Path) -> list[Any]:
+    if (at := text.find("\0")) >= 0:
+        line, column = text.count("\n", 0, at) + 1, at - (text.rfind("\n", 0, at) + 1) + 1
+        raise DataError(Problem("", "CSV", "a zero character", code="csv", line=line, column=column), str(path))
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
         refuse_many(path, "columns", len(reader.fieldnames or ()), MAX_COLUMNS)
@@ -197,6 +200,8 @@ def _csv_rows(text: str, path: Path) -> list[Any]:
     except csv.Error as problem:
         raise DataError(Problem("", "CSV", str(problem), code="csv", line=reader.reader.line_num, column=1), str(path)) from None
     names = reader.fieldnames or []
+    if "" in names:
+        raise DataError(Problem("", "a name for each column", listed(names), code="csv", line=1, column=1), str(path))
     if len(set(names)) != len(names):
         raise DataError(Problem("", "each column once", listed(names), code="csv", line=1, column=1), str(path))
     for number, row in numbered:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from causalab_mini.engine.checking import Checking
 from causalab_mini.engine.contract import Engine
-from causalab_mini.engine.featurizers import refuse_skewed
+from causalab_mini.engine.featurizers import refuse_unusable
 from causalab_mini.engine.first_use import Trust, at_level, find_trust
 from causalab_mini.engine.fitting import Fits, FitWatcher
 from causalab_mini.engine.linear_probes import refuse_unfoldable
@@ -66,7 +66,7 @@ def execute(
     plain = plain_schedule(request, schedules)
     scheduled = rewrite(plain, rewrites)
     on_scheduled(scheduled)
-    refuse_skewed(request)
+    refuse_unusable(request)
     refuse_unfoldable(request, schedules)
     engine.load_weights()
     pause()

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from causalab_mini.engine.made import OutputTensors
-from causalab_mini.errors import PlanError, Problem, RunError, quoted
+from causalab_mini.errors import PlanError, Problem, RunError, listed, quoted
 from causalab_mini.ops import featurizers as ops
 from causalab_mini.plan import plan as nodes
 
@@ -65,16 +65,23 @@ def first_tensors(featurizer: nodes.Featurizer, outputs: OutputTensors) -> dict[
     return {parameter: tensor[0] for parameter, tensor in found.items()}
 
 
-def refuse_skewed(request: nodes.Request) -> None:
-    """Refuses bases from files whose directions are not of length 1 and at right angles: what is replaced would be scaled.
+def refuse_unusable(request: nodes.Request) -> None:
+    """Refuses files with numbers that are none, and bases whose directions are not of length 1 and at right angles.
+
+    What such a basis replaces would be scaled.
 
     Raises:
-        PlanError: with every featurizer whose file has such a basis.
+        PlanError: with every featurizer that has such a file.
     """
     problems: dict[Problem, None] = {}
     for featurizer in {part for point in request.points for part in featurizers_in(point.plan) if part.file is not None}:
-        if featurizer.kind in ("subspace", "pca"):
-            basis = first_tensors(featurizer, {})["basis"].double()
+        tensors = first_tensors(featurizer, {})
+        wrong = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+        if wrong:
+            got = f"NaN or infinities in {listed(wrong)}"
+            problems[Problem(f"featurizers.{featurizer.name}.file_path", "finite numbers", got, code="featurizer")] = None
+        elif featurizer.kind in ("subspace", "pca"):
+            basis = tensors["basis"].double()
             apart = float((basis.T @ basis - torch.eye(basis.shape[1], dtype=torch.float64)).abs().max())
             if apart > MAX_SKEW:
                 expected = "directions of length 1 at right angles"

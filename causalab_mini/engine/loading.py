@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import torch
 import transformers
 from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -20,7 +19,7 @@ from transformers.utils import CONFIG_NAME, find_adapter_config_file, is_peft_av
 from transformers.utils import logging as transformers_logging
 
 from causalab_mini.engine.tokenizer import read_tokenizer
-from causalab_mini.errors import ModelError, Problem, quoted
+from causalab_mini.errors import CausalabError, ModelError, Problem, quoted
 from causalab_mini.model.facts import ModelFacts, facts_from_config
 from causalab_mini.model.guards import adapter_problem, code_problem, config_problem, folder_problem, has_all_weights
 from causalab_mini.model.source import Source, find_source
@@ -30,6 +29,9 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 _COMMIT = re.compile("[0-9a-f]{40}")
 _OF_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+COUNTS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+"""What every config has, if under names of its own."""
 
 _T = TypeVar("_T")
 
@@ -112,8 +114,21 @@ def _open_config(model: ModelSpec, base: Path | None, trust_remote_code: bool) -
     commit = getattr(config, "_commit_hash", None)
     if commit is not None:
         options["revision"] = commit
+    _refuse_counts(config, model.key)
     facts = facts_from_config(config, model.key, commit or revision, model.dtype, model.attn_implementation)
     return source, config, facts, options
+
+
+def _refuse_counts(config: Any, key: str) -> None:
+    """Refuses a config whose counts are none: transformers takes some of them as they stand.
+
+    Raises:
+        ModelError: one of them is no whole number above 0.
+    """
+    for name in COUNTS:
+        value = getattr(config, name, 1)
+        if type(value) is not int or value < 1:
+            raise ModelError(Problem(f"config.{name}", "a whole number above 0", quoted(value), code="checkpoint"), key)
 
 
 def open_tokenizer(key: str, revision: str | None, base: Path | None = None) -> Any:
@@ -207,8 +222,10 @@ def _opened(model: ModelSpec, what: str, open_it: Callable[[], _T]) -> _T:
     """Returns what was opened; what transformers and the hub raise for a wrong key becomes one error in our words."""
     try:
         return open_it()
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, StrictDataclassError) as error:
-        first = str(error).strip().split("\n")[0]
+    except CausalabError:
+        raise
+    except Exception as error:  # of whatever kind: tokenizers raises plain ones, the hub and code that comes with a checkpoint their own
+        first = str(error).strip().split("\n")[0] or type(error).__name__
         name = model.key if model.revision is None else f"{model.key} at {model.revision}"
         hint = "without the hub, only what is in its cache can be opened (`causalab-mini doctor` shows where that is); `HF_HUB_OFFLINE=1` does not try"
         raise ModelError(Problem("model", f"a checkpoint with {what}", f"{quoted(name)} ({first})", hint, "checkpoint")) from error

@@ -23,6 +23,7 @@ TYPES: Mapping[str, str] = {
     "float_type": "a number",
     "finite_number": "a finite number",
     "int_type": "an integer",
+    "list_type": "a list",
     "int_from_float": "an integer",
     "model_type": "an object",
     "model_attributes_type": "an object",

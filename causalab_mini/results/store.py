@@ -71,12 +71,13 @@ class RunFolder:
         """
         from filelock import FileLock, Timeout
 
-        if path.exists() and not path.is_dir():
-            raise UsageError(Problem("--out", "a folder", f"the file {quoted(path)}", code="out"))
-        if os.path.lexists(path / LOCK) and ((path / LOCK).is_symlink() or not (path / LOCK).is_file()):
-            raise UsageError(Problem("--out", f"a folder whose {quoted(LOCK)} is a file", f"{quoted(path)}, where it is none", code="out"))
-        refuse_foreign(path, digest)
         try:
+            if path.exists() and not path.is_dir():
+                raise UsageError(Problem("--out", "a folder", f"the file {quoted(path)}", code="out"))
+            if os.path.lexists(path / LOCK) and ((path / LOCK).is_symlink() or not (path / LOCK).is_file()):
+                got = f"{quoted(path)}, where it is none"
+                raise UsageError(Problem("--out", f"a folder whose {quoted(LOCK)} is a file", got, code="out"))
+            refuse_foreign(path, digest)
             made = not path.is_dir()
             path.mkdir(parents=True, exist_ok=True)
             if made:

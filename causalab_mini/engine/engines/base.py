@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from causalab_mini.engine.contract import PLAIN, Batch, Shortcut, State, Visit
@@ -16,10 +17,14 @@ from causalab_mini.engine.gradients import Mode, gradients
 from causalab_mini.engine.loading import Checkpoint
 from causalab_mini.engine.run import Run
 from causalab_mini.engine.sizes import free_bytes
-from causalab_mini.errors import ModelError, Problem, quoted
+from causalab_mini.errors import ModelError, Problem, listed, quoted
 from causalab_mini.model.facts import ModelFacts
 from causalab_mini.ops.windows import placed
 from causalab_mini.plan.plan import Request
+
+LOADED = "_is_hf_initialized"
+"""What transformers leaves on a parameter that it has read; it draws the others at random, and says so in its log alone."""
+MAX_DRAWN = 3
 
 
 class BaseEngine:
@@ -71,11 +76,19 @@ class BaseEngine:
         """
         try:
             module = load()
+        except SafetensorError as error:
+            expected = f"whole files of weights in {quoted(self.checkpoint.source.location)}"
+            raise ModelError(Problem("model", expected, f"others ({error})", code="weights")) from error
         except (RuntimeError, ValueError, AssertionError, OSError) as error:
             first = str(error).strip().partition("\n")[0]
             expected = f"weights that can be loaded onto the device map {quoted(self.device_map)}"
             hint = "`causalab-mini doctor` lists the devices"
             raise ModelError(Problem("model", expected, f"{type(error).__name__}: {first}", hint, "device")) from error
+        drawn = [name for name, parameter in module.named_parameters() if not getattr(parameter, LOADED, False)]
+        if drawn:
+            more = "" if len(drawn) <= MAX_DRAWN else " and the like"
+            got = f"none for {len(drawn)} of them: {listed(drawn[:MAX_DRAWN])}{more}"
+            raise ModelError(Problem("model", "a checkpoint with weights for every parameter", got, code="weights"))
         self.freeze(module)
 
     def freeze(self, module: nn.Module) -> None:

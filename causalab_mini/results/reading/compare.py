@@ -142,17 +142,17 @@ def _of_table(
 ) -> Iterator[Cells]:
     found: dict[Hashable, Cells] = {}
     columns = set(rows[0]) if rows else set()
-    if {"example_id", "metric", "value"} <= columns:
+    if {"example_id", "metric", "value", "unit"} <= columns:
         for row in rows:
-            inside = f"{row['produced_by'].split('/')[1]}/{row['metric']}" if row.get("produced_by") else ""
+            inside = f"{row['produced_by'].partition('/')[2].partition('/')[0]}/{row['metric']}" if row.get("produced_by") else ""
             name = inside if (step, inside) in summarised else row["metric"]
             place = {key: row[key] for key in PLACE if row.get(key) is not None}
             cells = Cells(point, step, name, place, row["unit"])
             found.setdefault(cells.key(), cells).values[row["example_id"]] = row["value"]
-    elif {"example_id", "correct"} <= columns and any(row["correct"] is not None for row in rows):
-        values = {row["example_id"]: None if row["correct"] is None else float(row["correct"]) for row in rows}
+    elif {"example_id", "correct"} <= columns and any(isinstance(row["correct"], bool) for row in rows):
+        values = {row["example_id"]: float(row["correct"]) if isinstance(row["correct"], bool) else None for row in rows}
         found[step] = Cells(point, step, "correct", {}, "fraction", values)
-    elif {"text", "ended"} <= columns:
+    elif {"text", "ended"} <= columns and ("example_id" in columns or {"request", "prompt"} <= columns):
         has_ids = "example_id" in columns
         texts = {row["example_id"] if has_ids else f"{row['request']}: {row['prompt']}": row["text"] for row in rows}
         found[step] = Cells(point, step, value, {}, "", texts)

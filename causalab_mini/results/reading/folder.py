@@ -10,6 +10,7 @@ from typing import Any
 from causalab_mini.data.opening import is_inside
 from causalab_mini.errors import quoted
 from causalab_mini.results.reading.rows import READERS, read_json, refuse
+from causalab_mini.results.reading.shapes import Record, refuse_other
 from causalab_mini.results.store import DOCUMENT, POINTS, RECORD, SUMMARY
 
 TENSORS = ".safetensors"
@@ -71,6 +72,7 @@ def read_record(path: Path) -> dict[str, Any]:
     record = read_json(file)
     if not isinstance(record, dict) or not isinstance(record.get("status"), str):
         refuse(file, "the record of a run (an object with `status`)", "something else")
+    refuse_other(record, Record, file)
     return record
 
 
@@ -85,6 +87,8 @@ def read_points(path: Path) -> dict[str, dict[str, Any]]:
     points = read_json(path / POINTS)
     if not isinstance(points, dict) or not all(isinstance(values, dict) for values in points.values()):
         refuse(path / POINTS, "an object of axes and values by label", "something else")
+    if not points:
+        refuse(path / POINTS, "at least one point", "none")
     if wrong := next((label for label in points if not _is_below(label) or "/" in label), None):
         refuse(path / POINTS, "labels that are names of folders", quoted(wrong))
     return points

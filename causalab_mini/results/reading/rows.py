@@ -61,7 +61,7 @@ def read_json(path: Path) -> Any:
         DataError: it can't be read.
     """
     try:
-        return json.loads(read_file(path))
+        return json.loads(read_file(path), parse_constant=_refuse_constant)
     except OSError as error:
         refuse(path, "a readable file", unreadable(error))
     except RecursionError:
@@ -69,6 +69,10 @@ def read_json(path: Path) -> Any:
     except ValueError as error:
         got = f"something else ({error})" if path.stat().st_size else "an empty file"
         refuse(path, "JSON", got)
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number")
 
 
 def refuse(path: Path, expected: str, got: str, where: str = "", hint: str = "") -> NoReturn:
@@ -84,6 +88,11 @@ def _json(path: Path, texts: Sequence[str]) -> list[Row]:
     rows = read_json(path)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         refuse(path, "a table (a list of objects)", f"{type(rows).__name__}" if not isinstance(rows, list) else "a list of other things")
+    for index, row in enumerate(rows):
+        is_curve = {"epoch", "update"} <= set(row)  # whose columns are metrics of any name
+        wrong = [] if is_curve else [name for name in TEXTS if not isinstance(row.get(name), str | None)]
+        if wrong:
+            refuse(path, "a text", quoted(json.dumps(row[wrong[0]], ensure_ascii=False)), f"[{index}].{wrong[0]}")
     return rows
 
 

@@ -14,6 +14,7 @@ from causalab_mini.plan.sweep import show_value
 from causalab_mini.results.reading.arrays import AxesArray
 from causalab_mini.results.reading.folder import SavedFile, read_points, read_record, saved_files
 from causalab_mini.results.reading.rows import Row, read_json, read_rows, refuse
+from causalab_mini.results.reading.shapes import Recorded, Summary, refuse_other
 from causalab_mini.results.reading.table import Table, stacked
 from causalab_mini.results.reading.tensors import SavedTensor, tensor_keys
 from causalab_mini.results.store import DOCUMENT, SUMMARY
@@ -78,7 +79,10 @@ class SavedRun:
             SpecValidationError: an extraction spec is no YAML.
         """
         if not self.is_recording:
-            return read_json(self.path / DOCUMENT)
+            document = read_json(self.path / DOCUMENT)
+            if not isinstance(document, dict):
+                refuse(self.path / DOCUMENT, "a document (an object)", "something else")
+            return document
         from causalab_mini.probing.spec.tree import tree_of_yaml
 
         file = self.path / SPEC
@@ -100,6 +104,7 @@ class SavedRun:
         summary = read_json(file)
         if not isinstance(summary, dict):
             refuse(file, "the summary of a run (an object)", "something else")
+        refuse_other(summary, Recorded if self.is_recording else Summary, file)
         return summary
 
     @property

@@ -13,6 +13,7 @@ from causalab_mini.results.places import PLACES
 from causalab_mini.results.reading import open_run
 from causalab_mini.results.reading.folder import refuse_outside
 from causalab_mini.results.reading.rows import read_json, read_rows
+from causalab_mini.results.reading.shapes import Places, refuse_other
 from causalab_mini.results.store import CHECKPOINTS
 
 Row = Mapping[str, Any]
@@ -47,7 +48,10 @@ class Folder:
         self.document: Mapping[str, Any] = run.document
         self.summary: Mapping[str, Any] = run.summary if run.has_summary else {}
         self.points: Mapping[str, Mapping[str, Any]] = run.points
-        self.places: Mapping[str, Any] | None = read_json(path / PLACES) if (path / PLACES).is_file() else None
+        self.places: Mapping[str, Any] | None = None
+        if (path / PLACES).is_file():
+            self.places = read_json(path / PLACES)
+            refuse_other(self.places, Places, path / PLACES)
 
     @cached_property
     def saves(self) -> dict[tuple[str, str, str], str]:
