@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 HUB = Path(tempfile.mkdtemp(prefix="causalab-mini-hub-"))
 os.environ["HF_HUB_CACHE"] = str(HUB)  # huggingface_hub reads both when it is imported
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+settings.register_profile("slow machines", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+settings.load_profile("slow machines")
 
 ROOT = Path(__file__).resolve().parent.parent
 SEED_MODEL = "hf-internal-testing/tiny-random-LlamaForCausalLM"

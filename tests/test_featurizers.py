@@ -471,7 +471,7 @@ def test_vectors_are_read(tmp_path):
 WHOLE = dump({"turned": {"basis": drawn(8, 2)}, "open": {"theta": drawn(8)}}, {}, "abc")
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(at=st.integers(0, 231), byte=st.sampled_from(b'0123456789[]{}",: aF"'))
 def test_a_header_that_is_accepted_is_one_that_safetensors_opens(tmp_path, at, byte):
     file = tmp_path / "a.safetensors"

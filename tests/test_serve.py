@@ -704,7 +704,7 @@ FIELDS = st.sampled_from(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(body=st.dictionaries(FIELDS, BAD, max_size=5) | BAD, is_chat=st.booleans(), broken=st.binary(max_size=12))
 def test_bad_bodies_never_are_a_bug(running, body, is_chat, broken):
     path = "/v1/chat/completions" if is_chat else "/v1/completions"
@@ -926,7 +926,7 @@ def test_the_command_says_what_to_install(command, spec_file, monkeypatch):
 # Pieces
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_pieces_together_are_the_whole(models, data):
     tokenizer = models(data.draw(st.sampled_from(["successor-llama", "successor-gpt2"]))).tokenizer

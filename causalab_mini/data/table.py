@@ -83,9 +83,10 @@ def open_table(ref: str, root: Path) -> Table:
     Raises:
         DataError: the ref is malformed, leaves the root, names no table or two, selects no row, or its table can't be read.
     """
+    if (problem := problem_of_ref(ref)) is not None:
+        raise DataError(problem)
     match = REF_PATTERN.fullmatch(ref)
-    if match is None:
-        raise DataError(Problem("", "a ref like `folder/table` or `folder/table#split`", quoted(ref), code="ref"))
+    assert match is not None
     path = _table_path(ref, match["path"], root)
     text = "" if path.suffix == ".parquet" else read_text(path, DataError, MAX_TABLE_BYTES)
     rows = READERS[path.suffix](text, path)
@@ -111,6 +112,23 @@ def open_table(ref: str, root: Path) -> Table:
     return Table(ref, path, tuple(rows), digest)
 
 
+def problem_of_ref(ref: str) -> Problem | None:
+    """Returns what is wrong with a ref whatever the data root has, None where nothing is."""
+    match = REF_PATTERN.fullmatch(ref)
+    if match is None:
+        return Problem("", "a ref like `folder/table` or `folder/table#split`", quoted(ref), code="ref")
+    relative = match["path"]
+    if Path(relative).suffix in READERS:
+        hint = f"the table of that file is {quoted(relative.rpartition('.')[0])}, below the data root"
+        return Problem("", "a ref without the file's ending", quoted(ref), hint, "ref")
+    parts = relative.split("/")
+    is_long = len(relative.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > MAX_NAME_BYTES for part in parts)
+    if is_long or relative.startswith("~") or any(part in ("", ".", "..") or is_device(part) for part in parts):
+        hint = "refs are paths below the data root, without `.`, `..`, names of devices, or a slash or `~` in front"
+        return Problem("", "a ref below the data root", quoted(ref), hint, "ref")
+    return None
+
+
 def refuse_many(path: Path, what: str, n: int, most: int, got: str = "") -> None:
     """Refuses more of something than a table may have.
 
@@ -128,22 +146,7 @@ def _n_cells(value: Any) -> int:
 
 
 def _table_path(ref: str, relative: str, root: Path) -> Path:
-    if Path(relative).suffix in READERS:
-        hint = f"the table of that file is {quoted(relative.rpartition('.')[0])}, below the data root {quoted(root)}"
-        raise DataError(Problem("", "a ref without the file's ending", quoted(ref), hint, "ref"))
-    parts = relative.split("/")
-    is_long = len(relative.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > MAX_NAME_BYTES for part in parts)
-    if is_long or relative.startswith("~") or any(part in ("", ".", "..") or is_device(part) for part in parts):
-        raise DataError(
-            Problem(
-                "",
-                "a ref below the data root",
-                quoted(ref),
-                f"refs are paths below the data root {quoted(root)}, without `.`, `..`, names of devices, or a slash or `~` in front",
-                "ref",
-            )
-        )
-    stem = root.joinpath(*parts)
+    stem = root.joinpath(*relative.split("/"))
     found = [path for suffix in READERS if (path := stem.with_name(stem.name + suffix)).is_file()]
     if not found:
         known = sorted(str(path.relative_to(root).with_suffix("")) for path in root.rglob("*") if path.suffix in READERS and path.is_file())

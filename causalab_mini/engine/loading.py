@@ -103,6 +103,9 @@ def _open_config(model: ModelSpec, base: Path | None, trust_remote_code: bool) -
     if source.kind == "folder" and (problem := folder_problem(Path(source.location), model.key)):
         raise ModelError(problem)
     settings = _opened(model, "a config", lambda: PreTrainedConfig.get_config_dict(source.location, **_where(options))[0])
+    if not isinstance(settings, dict):
+        expected, got = f"a checkpoint whose {quoted(CONFIG_NAME)} is an object", quoted(model.key)
+        raise ModelError(Problem("model.key", expected, got, code="checkpoint"))
     _refuse_unsafe(model, source, settings, options)
     config = _opened(model, "a config", lambda: AutoConfig.from_pretrained(source.location, **options))
     if not trust_remote_code and hasattr(config, "auto_map"):

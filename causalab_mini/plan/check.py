@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import graphlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from causalab_mini.data.fields import path_text
+from causalab_mini.data.table import problem_of_ref
 from causalab_mini.errors import Problem, did_you_mean, listed, quoted
 from causalab_mini.plan.check_featurizers import Kept
 from causalab_mini.plan.check_probe import ProbeChecker
@@ -79,6 +80,9 @@ class _Checker(ProbeChecker):
 
     def step(self, name: str, step: Step) -> None:
         path = f"steps.{name}"
+        for place, ref in ((f"{path}.{where}.{role}", ref) for where, rows in rows_of(step) for role, ref in rows.items()):
+            if (wrong := problem_of_ref(ref)) is not None:
+                self.problems.append(replace(wrong, path=place))
         if isinstance(step, Weights):
             self.weights(path, step)
             self.metrics[name] = {}
