@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 
 import pytest
-from authoring import write_table
+from authoring import document, observe, patching, site, write_table
 from planted_faults import FAULTS, PAGE, with_table
 
 from causalab_mini.engine.first_use import Trust
@@ -56,6 +56,26 @@ def test_nothing_is_found_where_nothing_is_planted(fault, execute):
     run = execute(fault, is_known=True, is_planted=False)
     assert {check.status for check in checks_of(run) if check.name in ("rows", "passes")} == {"passed"}
     assert failed(run) == set()
+
+
+def checked(carry_out, rows_of, made, outputs):
+    raw = document({"p": made}, {"do": observe("p", outputs={name: name for name in outputs})})
+    return carry_out(raw, rows_of("successor-llama"), check="full")
+
+
+def test_a_row_alone_sees_what_is_written_to_the_stream_that_enters_a_block(carry_out, rows_of):
+    write = {"site": site("block_input", 1), "pos": -1, "mechanism": "swap", "operand": "source"}
+    reads = {"mid": {"site": site("block_mid", 1), "pos": -1, "model": "patched"}}
+    assert failed(checked(carry_out, rows_of, patching(write, {"site": site("block_output", 1), "pos": -1}, reads=reads), ["mid"])) == set()
+
+
+@pytest.mark.parametrize("pos", ["generated[1]", "generated[*]"])
+def test_a_row_alone_sees_what_is_written_at_the_last_token_that_was_said(carry_out, rows_of, pos):
+    source = {"site": site("block_output", 1), "pos": -1}
+    write = {"site": site("block_output", 1), "pos": pos, "mechanism": "add_scaled", "operand": "source"}
+    reads = {"said": {"site": site("block_output", 2), "pos": "generated[-1]", "model": "patched"}}
+    made = patching(write | {"align": "mean"}, source, reads=reads) | {"decode": 2}
+    assert failed(checked(carry_out, rows_of, made, ["said"])) == set()
 
 
 def test_the_docs_have_every_fault():
