@@ -3,10 +3,14 @@
 from contextlib import ExitStack
 
 import pytest
+import torch
 from authoring import document, observe, patching, site, write_table
 from planted_faults import FAULTS, PAGE, with_table
 
+from causalab_mini.engine.checking import difference_of
 from causalab_mini.engine.first_use import Trust
+from causalab_mini.engine.observe import Observed
+from causalab_mini.ops.windows import Value
 from causalab_mini.plan import build_request
 
 pytestmark = pytest.mark.tiny
@@ -76,6 +80,27 @@ def test_a_row_alone_sees_what_is_written_at_the_last_token_that_was_said(carry_
     reads = {"said": {"site": site("block_output", 2), "pos": "generated[-1]", "model": "patched"}}
     made = patching(write | {"align": "mean"}, source, reads=reads) | {"decode": 2}
     assert failed(checked(carry_out, rows_of, made, ["said"])) == set()
+
+
+def found(values, n_tokens=1):
+    n_rows = values.shape[1] // n_tokens
+    return Observed(tuple(range(n_rows)), {"read": Value(values, (n_tokens,) * n_rows)})
+
+
+def test_one_number_that_is_nearly_zero_is_held_against_the_size_of_the_others():
+    units = torch.randn(1, 16, 1, generator=torch.Generator().manual_seed(0))
+    units[0, 3] = 1e-5
+    assert difference_of(found(units), found(units + 1e-6), 3, ["read"]) < 1e-5
+    assert difference_of(found(units), found(units + 1e-3), 3, ["read"]) > 1e-4
+
+
+def test_rounding_of_many_logits_is_no_difference_and_those_of_another_row_are():
+    logits = torch.randn(1, 2, 8000, generator=torch.Generator().manual_seed(0)) - 100
+    noise = 0.015 * torch.randn(1, 2, 8000, generator=torch.Generator().manual_seed(1))
+    assert difference_of(found(logits), found(logits + noise), 0, ["read"], "bf16") < 0.03
+    assert difference_of(found(logits), found((logits + noise).bfloat16()), 0, ["read"], "bf16") < 0.03
+    assert difference_of(found(logits), found(logits.flip(1)), 0, ["read"], "bf16") > 0.3
+    assert difference_of(found(logits), found(logits + noise), 0, ["read"], "fp32") > 0.03
 
 
 def test_the_docs_have_every_fault():

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from causalab_mini.engine.alone import observe_alone, why_not_alone
 from causalab_mini.engine.contract import Engine
 from causalab_mini.engine.featurizers import Featurizers
+from causalab_mini.engine.loading import DTYPES
 from causalab_mini.engine.made import OutputTensors
 from causalab_mini.engine.observe import Observed, observe, write_key
 from causalab_mini.evidence.checks import TOLERANCE, Check, check_control, check_passes, check_places, check_rows, check_writes
@@ -25,6 +27,8 @@ from causalab_mini.schedule.rewrites.direct import operations, operations_of
 
 LONG_OPERATIONS = 6e11
 """What some ten seconds of a CPU core compute: a run of less is checked at every point."""
+STEP = {name: torch.finfo(dtype).eps for name, dtype in DTYPES.items()}
+"""Between a number and the next that a dtype has, at most, as a share of it."""
 SHARE = 0.05
 """Of what a longer run computes, what its checks may."""
 
@@ -103,15 +107,19 @@ class Checking:
             featurizers: with what has been trained.
         """
         name = f"{schedule.step.name}/{intervention.name}" if schedule.step.is_list else schedule.step.name
-        others = [self.writes(name, schedule, intervention, observed), self.places(name, schedule, intervention, observed)]
+        others = [
+            self.writes(name, schedule, intervention, observed),
+            self.places(name, schedule, intervention, observed),
+        ]
         compared = compared_reads(intervention, observed, self.engine.facts.dtype)
         if (compared or observed.said) and not self.wants(schedule, intervention):
             why = "not compared (a sample of the points is; `--check full` compares all)"
             return [Check(kind, "skipped", f"{name}: {kind} {why}") for kind in ("rows", "passes")] + others
         alone, together = self.sampled(intervention, observed.rows) if compared or observed.said else ((), ())
+        given = (name, schedule, intervention, observed, outputs, featurizers)
         return [
-            self.rows(name, schedule, intervention, observed, outputs, featurizers, alone, compared),
-            self.passes(name, schedule, intervention, observed, outputs, featurizers, together, compared),
+            self.rows(*given, alone, compared),
+            self.passes(*given, together, compared),
             *others,
         ]
 
@@ -247,6 +255,9 @@ def first_apart(one: Sequence[int], other: Sequence[int]) -> int | None:
 def difference_of(observed: Observed, plain: Observed, row: int, names: Sequence[str], dtype: str = "fp32") -> float:
     """Returns how far a row's reads in a schedule are from those of the plan's own passes, at most, as a share of their standard deviation.
 
+    In fp32 that is the largest difference of two numbers, under coarser rounding the root mean square over a token's features; what the dtype
+    can't tell apart is no difference.
+
     Args:
         observed: in a schedule.
         plain: of the plan's own passes.
@@ -276,11 +287,30 @@ def difference_of(observed: Observed, plain: Observed, row: int, names: Sequence
         one, batched = one.float(), batched.float()
         if one.numel() == 0:
             continue
-        spread = float(one.std()) if one.numel() > 1 else float(one.abs().max())
+        spread = _spread(one)
         if name not in observed.patterns:
             one, batched = observed.compared(name, one), observed.compared(name, batched)
-        difference = float((one - batched).abs().max())
-        worst = max(worst, difference / spread if spread > 0 else difference)
+        gap = ((one - batched).abs() - STEP[dtype] * one.abs()).clamp(min=0.0)
+        if dtype != "fp32" and name not in observed.patterns:  # the largest of a vocabulary's roundings is several times their size
+            gap = gap.pow(2).mean(dim=-1).sqrt()
+        share = float(gap.max()) / spread
+        if share > TOLERANCE[dtype]:  # a row of one number, or of some that are nearly equal, has no spread of its own to speak of
+            share *= spread / max(spread, _spread_of_all(observed, name, one.numel() == 1))
+        worst = max(worst, share)
         if not (torch.isfinite(one).all() and torch.isfinite(batched).all()):
             worst = float("inf")
     return worst
+
+
+def _spread(values: Tensor) -> float:
+    """Returns the standard deviation of some values, or the size of one; 1 where that is 0."""
+    return float(values.std() if values.numel() > 1 else values.abs().max()) or 1.0
+
+
+def _spread_of_all(observed: Observed, name: str, is_one: bool) -> float:
+    """Returns the standard deviation of a read's values on all rows, hidden edges of patterns left out; of one number a row, their size."""
+    data = observed.values[name].data
+    shown = (
+        data[torch.isfinite(data) & (data > torch.finfo(data.dtype).min)] if name in observed.patterns else observed.compared(name, data)
+    )
+    return float(shown.float().pow(2).mean().sqrt()) if is_one else _spread(shown.float())
