@@ -7,6 +7,7 @@ import torch
 from authoring import document, observe, patching, site, write_table
 from planted_faults import FAULTS, PAGE, with_table
 
+from causalab_mini.engine import checking
 from causalab_mini.engine.checking import difference_of
 from causalab_mini.engine.first_use import Trust
 from causalab_mini.engine.observe import Observed
@@ -101,6 +102,21 @@ def test_rounding_of_many_logits_is_no_difference_and_those_of_another_row_are()
     assert difference_of(found(logits), found((logits + noise).bfloat16()), 0, ["read"], "bf16") < 0.03
     assert difference_of(found(logits), found(logits.flip(1)), 0, ["read"], "bf16") > 0.3
     assert difference_of(found(logits), found(logits + noise), 0, ["read"], "fp32") > 0.03
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(TypeError("no such argument"), "failed"), (torch.OutOfMemoryError("out of memory"), "skipped")]
+)
+def test_a_check_that_breaks_down_ends_no_run(carry_out, rows_of, monkeypatch, error, status):
+    def broken(*_):
+        raise error
+
+    monkeypatch.setattr(checking, "observe_alone", broken)
+    made = {"reads": {"read": {"site": site("block_output", 1), "pos": -1, "input": "base"}}}
+    raw = document({"p": made}, {"do": observe("p", both=False, outputs={"read": "read"})}, roles={"base": {"field": "input"}})
+    (check,) = [check for check in checks_of(carry_out(raw, rows_of("successor-llama"), check="sample")) if check.name == "rows"]
+    assert check.status == status
+    assert str(error) in check.text or status == "skipped"
 
 
 def test_the_docs_have_every_fault():

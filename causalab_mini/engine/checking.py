@@ -6,7 +6,7 @@ Rows alone are run under hooks of their own, the plan's passes by the engine wit
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -18,6 +18,7 @@ from causalab_mini.engine.featurizers import Featurizers
 from causalab_mini.engine.loading import DTYPES
 from causalab_mini.engine.made import OutputTensors
 from causalab_mini.engine.observe import Observed, observe, write_key
+from causalab_mini.engine.sizes import is_out_of_memory
 from causalab_mini.evidence.checks import TOLERANCE, Check, check_control, check_passes, check_places, check_rows, check_writes
 from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan import plan as nodes
@@ -108,8 +109,8 @@ class Checking:
         """
         name = f"{schedule.step.name}/{intervention.name}" if schedule.step.is_list else schedule.step.name
         others = [
-            self.writes(name, schedule, intervention, observed),
-            self.places(name, schedule, intervention, observed),
+            _tried("writes", name, lambda: self.writes(name, schedule, intervention, observed)),
+            _tried("places", name, lambda: self.places(name, schedule, intervention, observed)),
         ]
         compared = compared_reads(intervention, observed, self.engine.facts.dtype)
         if (compared or observed.said) and not self.wants(schedule, intervention):
@@ -118,8 +119,8 @@ class Checking:
         alone, together = self.sampled(intervention, observed.rows) if compared or observed.said else ((), ())
         given = (name, schedule, intervention, observed, outputs, featurizers)
         return [
-            self.rows(*given, alone, compared),
-            self.passes(*given, together, compared),
+            _tried("rows", name, lambda: self.rows(*given, alone, compared)),
+            _tried("passes", name, lambda: self.passes(*given, together, compared)),
             *others,
         ]
 
@@ -225,6 +226,17 @@ class Checking:
             worst = max((difference_of(observed[0], reference, row, compared, dtype) for row in reference.rows), default=0.0)
             checks.append(check_control(name, control.kind, worst, dtype))
         return checks
+
+
+def _tried(kind: str, name: str, check: Callable[[], Check]) -> Check:
+    """Returns the outcome of a check; one that breaks down is told of, and ends no run."""
+    try:
+        return check()
+    except Exception as error:
+        if is_out_of_memory(error):
+            return Check(kind, "skipped", f"{name}: {kind} not compared (there is too little memory for the check)")
+        said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        return Check(kind, "failed", f"{name}: the check of {kind} broke down, so that nobody knows whether the run is right ({said})")
 
 
 def deranges(intervention: nodes.Intervention) -> bool:
