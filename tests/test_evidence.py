@@ -95,6 +95,15 @@ def test_one_number_that_is_nearly_zero_is_held_against_the_size_of_the_others()
     assert difference_of(found(units), found(units + 1e-3), 3, ["read"]) > 1e-4
 
 
+def test_values_that_are_finite_nowhere_are_no_difference_unless_they_are_on_the_other_side():
+    values = torch.randn(1, 2, 8, generator=torch.Generator().manual_seed(0))
+    overflowed = values.masked_fill(torch.arange(8) < 3, float("inf"))
+    assert difference_of(found(overflowed), found(overflowed.clone()), 0, ["read"]) == 0.0
+    assert difference_of(found(values * float("nan")), found(values * float("nan")), 0, ["read"]) == 0.0
+    assert difference_of(found(overflowed), found(values), 0, ["read"]) == float("inf")
+    assert difference_of(found(overflowed), found(overflowed + 1), 0, ["read"]) > 0.1
+
+
 def test_rounding_of_many_logits_is_no_difference_and_those_of_another_row_are():
     logits = torch.randn(1, 2, 8000, generator=torch.Generator().manual_seed(0)) - 100
     noise = 0.015 * torch.randn(1, 2, 8000, generator=torch.Generator().manual_seed(1))

@@ -250,8 +250,13 @@ def _n_tokens(forward: nodes.Forward, request: nodes.Request, row: int) -> int:
 
 
 def compared_reads(intervention: nodes.Intervention, observed: Observed, dtype: str) -> list[str]:
-    """Returns the reads that are held against each other: all in fp32; under coarser rounding the logits, where there are any."""
+    """Returns the reads that are held against each other: all in fp32; under coarser rounding the logits, where there are any.
+
+    One neuron by itself is as far off there as its inputs are rounded, however small it is: single units are left out.
+    """
     reads = [read for forward in intervention.runs for read in forward.reads if read.name in observed.values]
+    if dtype != "fp32":
+        reads = [read for read in reads if read.site.units is None]
     logits = [read.name for read in reads if COMPONENTS[read.site.component].is_vocabulary or read.view == "logits"]
     return logits if logits and dtype != "fp32" else [read.name for read in reads]
 
@@ -297,11 +302,16 @@ def difference_of(observed: Observed, plain: Observed, row: int, names: Sequence
                 return float("inf")
             one, batched = one[~hidden], batched[~hidden]
         one, batched = one.float(), batched.float()
-        if one.numel() == 0:
-            continue
-        spread = _spread(one)
         if name not in observed.patterns:
-            one, batched = observed.compared(name, one), observed.compared(name, batched)
+            shown, batched = observed.compared(name, one), observed.compared(name, batched)
+        else:
+            shown = one
+        if not torch.equal(torch.isfinite(shown), torch.isfinite(batched)):
+            return float("inf")
+        if not torch.isfinite(one).any():
+            continue  # a write too large for its dtype: on both sides, and the tables say so
+        spread = _spread(one[torch.isfinite(one)])
+        one, batched = (torch.where(torch.isfinite(each), each, 0.0) for each in (shown, batched))
         gap = ((one - batched).abs() - STEP[dtype] * one.abs()).clamp(min=0.0)
         if dtype != "fp32" and name not in observed.patterns:  # the largest of a vocabulary's roundings is several times their size
             gap = gap.pow(2).mean(dim=-1).sqrt()
@@ -309,8 +319,6 @@ def difference_of(observed: Observed, plain: Observed, row: int, names: Sequence
         if share > TOLERANCE[dtype]:  # a row of one number, or of some that are nearly equal, has no spread of its own to speak of
             share *= spread / max(spread, _spread_of_all(observed, name, one.numel() == 1))
         worst = max(worst, share)
-        if not (torch.isfinite(one).all() and torch.isfinite(batched).all()):
-            worst = float("inf")
     return worst
 
 
@@ -321,8 +329,10 @@ def _spread(values: Tensor) -> float:
 
 def _spread_of_all(observed: Observed, name: str, is_one: bool) -> float:
     """Returns the standard deviation of a read's values on all rows, hidden edges of patterns left out; of one number a row, their size."""
-    data = observed.values[name].data
-    shown = (
-        data[torch.isfinite(data) & (data > torch.finfo(data.dtype).min)] if name in observed.patterns else observed.compared(name, data)
-    )
-    return float(shown.float().pow(2).mean().sqrt()) if is_one else _spread(shown.float())
+    data = observed.values[name].data.float()
+    if name in observed.patterns:
+        shown = data[data > torch.finfo(observed.values[name].data.dtype).min]
+    else:
+        shown = observed.compared(name, data)
+    shown = shown[torch.isfinite(shown)]
+    return float(shown.pow(2).mean().sqrt()) if is_one else _spread(shown)
