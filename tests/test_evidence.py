@@ -128,6 +128,17 @@ def test_a_check_that_breaks_down_ends_no_run(carry_out, rows_of, monkeypatch, e
     assert str(error) in check.text or status == "skipped"
 
 
+def test_a_long_sweep_over_a_small_model_pays_for_few_checks(carry_out, rows_of, monkeypatch):
+    monkeypatch.setattr(checking, "LONG_OPERATIONS", 2e10)
+    write = {"site": site("block_output", 1), "pos": -1, "mechanism": "add_scaled", "operand": "source"}
+    write["params"] = {"scale": {"sweep": list(range(40))}}
+    made = patching(write, {"site": site("block_output", 1), "pos": -1}, metrics={"m": {"kind": "value", "of": "prediction", "how": "max"}})
+    run = carry_out(document({"p": made}, {"do": observe("p")}), rows_of("successor-llama"), check="sample")
+    done = [check.status for check in checks_of(run) if check.name == "rows"]
+    assert done[0] == "passed"
+    assert done.count("skipped") >= 36
+
+
 def test_the_docs_have_every_fault():
     page = PAGE.read_text(encoding="utf-8")
     assert page == with_table(page), "`python tests/planted_faults.py` writes the table anew"

@@ -24,6 +24,7 @@ from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.located import Schedule, StepSchedule
 from causalab_mini.schedule.physical import Physical
+from causalab_mini.schedule.rewrites.bucket import FIXED_OPERATIONS
 from causalab_mini.schedule.rewrites.direct import operations, operations_of
 
 LONG_OPERATIONS = 6e11
@@ -62,8 +63,9 @@ class Checking:
                     rows = range(step.step.n_rows)
                     once = [row for sampled in self.sampled(intervention, rows) for row in sampled]
                     tokens = sum(_n_tokens(forward, request, row) for forward in intervention.runs for row in once)
-                    self.costs[id(step), intervention.name] = a_token * tokens
-        run = sum(operations(one, facts) for one in physical.passes.values())
+                    n_forwards = len(once) * len(intervention.runs)
+                    self.costs[id(step), intervention.name] = a_token * tokens + FIXED_OPERATIONS * n_forwards
+        run = sum(operations(one, facts) + FIXED_OPERATIONS for one in physical.passes.values())
         self.allowed = None if level == "full" or run + sum(self.costs.values()) < LONG_OPERATIONS else SHARE * run
         self.n_seen = 0
         self.spent = 0.0
