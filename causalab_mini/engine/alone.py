@@ -99,7 +99,7 @@ def _tokens_said(place: nodes.Read | nodes.Write, one: Pass, row: int, prompt: P
     if isinstance(place, nodes.Read):
         return [tuple(prompt.n_content + token + place.pos.lag - 1 for token in batch.windows[place.name][row].tokens)]
     steps = place.pos.steps(one.forward.decode.max_new_tokens) or ()
-    return [(prompt.n_content + step - 1,) for step in steps if step < n_said]
+    return [(prompt.n_content + step - 1,) for step in steps if step - place.pos.lag < n_said]
 
 
 def _likeliest(said: Continuation, forward: nodes.Forward, logits: Tensor, stops: Sequence[int]) -> Continuation:
@@ -172,13 +172,13 @@ class _Alone:
             stops.setdefault((address.module, "output" if address.side == "mid" else address.side), []).append(act)
         with gradients("off"), ExitStack() as stack:
             module = self.engine.loaded()
+            for (path, side), own in stops.items():
+                self.hook(stack, module, path, side, partial(self.at, own))
             for layer in {act.layer for own in stops.values() for act in own if self.is_mid(act)}:
                 entrance = self.facts.address("block_input", layer)
                 assert entrance is not None
                 assert layer is not None
                 self.hook(stack, module, entrance.module, "input", partial(self.note_entering, layer))
-            for (path, side), own in stops.items():
-                self.hook(stack, module, path, side, partial(self.at, own))
             logits: Tensor = module(torch.tensor([list(ids)], device=self.engine.device()), use_cache=False).logits[0]
         for read in one.forward.reads:
             found = torch.stack([self.found[read.name][entry] for entry in range(len(read.site.addresses))])

@@ -6,25 +6,31 @@ Rows alone are run under hooks of their own, the plan's passes by the engine wit
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from causalab_mini.engine.alone import observe_alone, why_not_alone
 from causalab_mini.engine.contract import Engine
 from causalab_mini.engine.featurizers import Featurizers
+from causalab_mini.engine.loading import DTYPES
 from causalab_mini.engine.made import OutputTensors
 from causalab_mini.engine.observe import Observed, observe, write_key
+from causalab_mini.engine.sizes import is_out_of_memory
 from causalab_mini.evidence.checks import TOLERANCE, Check, check_control, check_passes, check_places, check_rows, check_writes
 from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan import plan as nodes
 from causalab_mini.schedule.located import Schedule, StepSchedule
 from causalab_mini.schedule.physical import Physical
+from causalab_mini.schedule.rewrites.bucket import FIXED_OPERATIONS
 from causalab_mini.schedule.rewrites.direct import operations, operations_of
 
 LONG_OPERATIONS = 6e11
 """What some ten seconds of a CPU core compute: a run of less is checked at every point."""
+STEP = {name: torch.finfo(dtype).eps for name, dtype in DTYPES.items()}
+"""Between a number and the next that a dtype has, at most, as a share of it."""
 SHARE = 0.05
 """Of what a longer run computes, what its checks may."""
 
@@ -57,8 +63,9 @@ class Checking:
                     rows = range(step.step.n_rows)
                     once = [row for sampled in self.sampled(intervention, rows) for row in sampled]
                     tokens = sum(_n_tokens(forward, request, row) for forward in intervention.runs for row in once)
-                    self.costs[id(step), intervention.name] = a_token * tokens
-        run = sum(operations(one, facts) for one in physical.passes.values())
+                    n_forwards = len(once) * len(intervention.runs)
+                    self.costs[id(step), intervention.name] = a_token * tokens + FIXED_OPERATIONS * n_forwards
+        run = sum(operations(one, facts) + FIXED_OPERATIONS for one in physical.passes.values())
         self.allowed = None if level == "full" or run + sum(self.costs.values()) < LONG_OPERATIONS else SHARE * run
         self.n_seen = 0
         self.spent = 0.0
@@ -103,15 +110,19 @@ class Checking:
             featurizers: with what has been trained.
         """
         name = f"{schedule.step.name}/{intervention.name}" if schedule.step.is_list else schedule.step.name
-        others = [self.writes(name, schedule, intervention, observed), self.places(name, schedule, intervention, observed)]
+        others = [
+            _tried("writes", name, lambda: self.writes(name, schedule, intervention, observed)),
+            _tried("places", name, lambda: self.places(name, schedule, intervention, observed)),
+        ]
         compared = compared_reads(intervention, observed, self.engine.facts.dtype)
         if (compared or observed.said) and not self.wants(schedule, intervention):
             why = "not compared (a sample of the points is; `--check full` compares all)"
             return [Check(kind, "skipped", f"{name}: {kind} {why}") for kind in ("rows", "passes")] + others
         alone, together = self.sampled(intervention, observed.rows) if compared or observed.said else ((), ())
+        given = (name, schedule, intervention, observed, outputs, featurizers)
         return [
-            self.rows(name, schedule, intervention, observed, outputs, featurizers, alone, compared),
-            self.passes(name, schedule, intervention, observed, outputs, featurizers, together, compared),
+            _tried("rows", name, lambda: self.rows(*given, alone, compared)),
+            _tried("passes", name, lambda: self.passes(*given, together, compared)),
             *others,
         ]
 
@@ -219,6 +230,17 @@ class Checking:
         return checks
 
 
+def _tried(kind: str, name: str, check: Callable[[], Check]) -> Check:
+    """Returns the outcome of a check; one that breaks down is told of, and ends no run."""
+    try:
+        return check()
+    except Exception as error:
+        if is_out_of_memory(error):
+            return Check(kind, "skipped", f"{name}: {kind} not compared (there is too little memory for the check)")
+        said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        return Check(kind, "failed", f"{name}: the check of {kind} broke down, so that nobody knows whether the run is right ({said})")
+
+
 def deranges(intervention: nodes.Intervention) -> bool:
     """Returns whether a row's numbers depend on which other rows there are."""
     operands = [write.operand for forward in intervention.runs for write in forward.writes]
@@ -230,8 +252,13 @@ def _n_tokens(forward: nodes.Forward, request: nodes.Request, row: int) -> int:
 
 
 def compared_reads(intervention: nodes.Intervention, observed: Observed, dtype: str) -> list[str]:
-    """Returns the reads that are held against each other: all in fp32; under coarser rounding the logits, where there are any."""
+    """Returns the reads that are held against each other: all in fp32; under coarser rounding the logits, where there are any.
+
+    One neuron by itself is as far off there as its inputs are rounded, however small it is: single units are left out.
+    """
     reads = [read for forward in intervention.runs for read in forward.reads if read.name in observed.values]
+    if dtype != "fp32":
+        reads = [read for read in reads if read.site.units is None]
     logits = [read.name for read in reads if COMPONENTS[read.site.component].is_vocabulary or read.view == "logits"]
     return logits if logits and dtype != "fp32" else [read.name for read in reads]
 
@@ -246,6 +273,9 @@ def first_apart(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 def difference_of(observed: Observed, plain: Observed, row: int, names: Sequence[str], dtype: str = "fp32") -> float:
     """Returns how far a row's reads in a schedule are from those of the plan's own passes, at most, as a share of their standard deviation.
+
+    In fp32 that is the largest difference of two numbers, under coarser rounding the root mean square over a token's features; what the dtype
+    can't tell apart is no difference.
 
     Args:
         observed: in a schedule.
@@ -274,13 +304,37 @@ def difference_of(observed: Observed, plain: Observed, row: int, names: Sequence
                 return float("inf")
             one, batched = one[~hidden], batched[~hidden]
         one, batched = one.float(), batched.float()
-        if one.numel() == 0:
-            continue
-        spread = float(one.std()) if one.numel() > 1 else float(one.abs().max())
         if name not in observed.patterns:
-            one, batched = observed.compared(name, one), observed.compared(name, batched)
-        difference = float((one - batched).abs().max())
-        worst = max(worst, difference / spread if spread > 0 else difference)
-        if not (torch.isfinite(one).all() and torch.isfinite(batched).all()):
-            worst = float("inf")
+            shown, batched = observed.compared(name, one), observed.compared(name, batched)
+        else:
+            shown = one
+        if not torch.equal(torch.isfinite(shown), torch.isfinite(batched)):
+            return float("inf")
+        if not torch.isfinite(one).any():
+            continue  # a write too large for its dtype: on both sides, and the tables say so
+        spread = _spread(one[torch.isfinite(one)])
+        one, batched = (torch.where(torch.isfinite(each), each, 0.0) for each in (shown, batched))
+        gap = ((one - batched).abs() - STEP[dtype] * one.abs()).clamp(min=0.0)
+        if dtype != "fp32" and name not in observed.patterns:  # the largest of a vocabulary's roundings is several times their size
+            gap = gap.pow(2).mean(dim=-1).sqrt()
+        share = float(gap.max()) / spread
+        if share > TOLERANCE[dtype]:  # a row of one number, or of some that are nearly equal, has no spread of its own to speak of
+            share *= spread / max(spread, _spread_of_all(observed, name, one.numel() == 1))
+        worst = max(worst, share)
     return worst
+
+
+def _spread(values: Tensor) -> float:
+    """Returns the standard deviation of some values, or the size of one; 1 where that is 0."""
+    return float(values.std() if values.numel() > 1 else values.abs().max()) or 1.0
+
+
+def _spread_of_all(observed: Observed, name: str, is_one: bool) -> float:
+    """Returns the standard deviation of a read's values on all rows, hidden edges of patterns left out; of one number a row, their size."""
+    data = observed.values[name].data.float()
+    if name in observed.patterns:
+        shown = data[data > torch.finfo(observed.values[name].data.dtype).min]
+    else:
+        shown = observed.compared(name, data)
+    shown = shown[torch.isfinite(shown)]
+    return float(shown.pow(2).mean().sqrt()) if is_one else _spread(shown)

@@ -40,7 +40,7 @@ def check_rows(step: str, differences: Mapping[int, float], dtype: str, n_rows: 
         why_engine: why they were run by the engine; empty where they were run under hooks of their own.
     """
     if not differences:
-        return Check("rows", "skipped", f"{step}: rows not compared (nothing is read)")
+        return Check("rows", "skipped", f"{step}: rows not compared ({_nothing(dtype)})")
     how = "alone" if not why_engine else f"alone, by the engine ({why_engine}),"
     against = "the batch" if n_rows > 1 else "the run"
     data = {"by": "engine" if why_engine else "hooks"}
@@ -56,8 +56,12 @@ def check_passes(step: str, differences: Mapping[int, float], dtype: str) -> Che
         dtype: of the weights.
     """
     if not differences:
-        return Check("passes", "skipped", f"{step}: passes not compared (nothing is read)")
+        return Check("passes", "skipped", f"{step}: passes not compared ({_nothing(dtype)})")
     return _difference("passes", f"{step}: {_rows(differences)} in the plan's own passes differs from the schedule", differences, dtype, {})
+
+
+def _nothing(dtype: str) -> str:
+    return "nothing is read" if dtype == "fp32" else f"nothing is read, or single units alone, which {dtype} rounds too coarsely"
 
 
 def _rows(differences: Mapping[int, float]) -> str:
@@ -67,7 +71,10 @@ def _rows(differences: Mapping[int, float]) -> str:
 def _difference(name: str, said: str, differences: Mapping[int, float], dtype: str, data: Mapping[str, Any]) -> Check:
     worst, tolerance = max(differences.values()), TOLERANCE[dtype]
     status = "passed" if worst <= tolerance else "failed"
-    text = f"{said} by {f'{worst:.1e}' if worst else '0'} of the standard deviation (at most {tolerance:.0e})"
+    how = f" by {f'{worst:.1e}' if worst else '0'} of the standard deviation (at most {tolerance:.0e})"
+    if math.isinf(worst):
+        how = " in kind: other tokens are said, other edges are hidden, or other values are finite"
+    text = f"{said}{how}"
     return Check(name, status, text, {"rows": list(differences), "largest": worst, "tolerance": tolerance, **data})
 
 
