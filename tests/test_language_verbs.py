@@ -177,7 +177,10 @@ def test_data_new_keeps_pairs_that_fit_a_tokenizer(command):
         (["new"], "expected a task (`successor`, `ioi`, `capitals`)"),
         (["new", "sucessor"], "did you mean `successor`?"),
         (["new", "successor", "--set", "familys=1"], "did you mean `families`?"),
-        (["new", "successor", "--n", "100000", "--set", 'families=["day"]'], "expected a table of 100000 pairs"),
+        (
+            ["new", "successor", "--n", "100000", "--set", 'families=["day"]', "--set", "fillers=false"],
+            "expected a table of 100000 pairs, got 756: ask for fewer",
+        ),
         (["new", "ioi", "--out", "x.csv"], "ending in `.json`"),
         (["weekdays/train", "more"], "expected one REF"),
         (["weekdays/train", "--n", "5", "--out", "x.json"], "got `--n`, `--out`"),

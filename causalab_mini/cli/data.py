@@ -88,7 +88,8 @@ def _new(
     try:
         rows = make(n=n, seed=seed, keep=keep, **settings)
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(Problem("data new", f"a table of {n} pairs", str(error), code="usage")) from None
+        got = str(error).partition(" distinct pairs, got ")[2] or str(error)
+        raise UsageError(Problem("data new", f"a table of {n} pairs", got, code="usage")) from None
     text = json.dumps(rows, indent=1, ensure_ascii=False) + "\n"
     if out is None:
         print(text, end="")
