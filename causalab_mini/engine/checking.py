@@ -54,6 +54,7 @@ class Checking:
         self.request = request
         self.level = level
         self.is_rewritten = bool(physical.history)
+        self.ends: dict[tuple[tuple[nodes.RowsKey, ...], tuple[int, ...]], tuple[int, int]] = {}
         facts = request.facts
         a_token = operations_of(facts) * facts.n_layers + 2.0 * facts.hidden * facts.vocabulary
         self.costs = {}
@@ -79,9 +80,13 @@ class Checking:
         deranges_rows = deranges(intervention)
         if self.level == "full" or deranges_rows:
             return (() if deranges_rows else rows), (rows if self.is_rewritten else ())
-        prompts = [self.request.prompts[forward.rows] for forward in intervention.runs]
-        ends = [choose(rows, key=lambda row: sum(of_role[row].n_tokens for of_role in prompts)) for choose in (min, max)]
-        return ends[:1], (ends[1:] if self.is_rewritten else ())
+        prompts = tuple(forward.rows for forward in intervention.runs)
+        key = prompts, tuple(rows)
+        if key not in self.ends:
+            n_tokens = {row: sum(self.request.prompts[of_role][row].n_tokens for of_role in prompts) for row in rows}
+            self.ends[key] = min(rows, key=n_tokens.__getitem__), max(rows, key=n_tokens.__getitem__)
+        shortest, longest = self.ends[key]
+        return (shortest,), ((longest,) if self.is_rewritten else ())
 
     def wants(self, schedule: StepSchedule, intervention: nodes.Intervention) -> bool:
         """Returns whether an intervention is run again: the first always, the others evenly over the run as far as that goes."""
