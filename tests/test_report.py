@@ -313,6 +313,56 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
         Folder(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "path", "value"),
+    [
+        ("quickstart", "places.json", "places.0.keys", [[]]),
+        ("quickstart", "places.json", "places.0.keys", ["x"]),
+        ("quickstart", "places.json", "places.0.tokens.0", ["x"]),
+        ("quickstart", "places.json", "places.0.prompts", 99),
+        ("quickstart", "points.json", "layer=0,place=entity", {}),
+        ("quickstart", "summary.json", "metrics.0.axes", {}),
+        ("quickstart", "summary.json", "best.0.mean", "x"),
+        ("quickstart", "places.json", "prompts.0.samples.0.n_prefix", -(10**30)),
+        ("generation", "places.json", "said.0.name", 1),
+        ("generation", "places.json", "said.0.rows", 1.5),
+        ("generation", "places.json", "said.0.rows.0", {"x": 1}),
+        ("quickstart", "run.json", "model.revision", 3),
+        ("quickstart", "run.json", "digest", True),
+        ("quickstart", "run.json", "seeds", 1),
+        ("quickstart", "run.json", "steps.0.seconds", "x"),
+        ("quickstart", "run.json", "steps.0.checks.0.status", [None]),
+        ("quickstart", "document.json", "header", 3),
+        ("quickstart", "document.json", "interventions", 3),
+        ("das", "summary.json", "fits.0.axes", {"x": 1}),
+        ("stream", "summary.json", "streams.0.points.0.fired", {"x": 1}),
+        ("stream", "summary.json", "streams.0.points.0.requests.0", 1),
+        ("stream", "summary.json", "streams.0.points.0.requests.0.reason", [1]),
+        ("attribution", "summary.json", "attributions.0.components.0", {}),
+        ("attribution", "summary.json", "attributions.0.components.0.mean", "x"),
+    ],
+)
+def test_a_file_that_was_edited_deep_inside_is_refused_by_its_name(copied, name, file, path, value):
+    out = copied(name)
+    data = json.loads((out / file).read_text(encoding="utf-8"))
+    at, *keys = data, *(int(key) if key.isdigit() else key for key in path.split("."))
+    for key in keys[:-1]:
+        at = at[key]
+    at[keys[-1]] = value
+    (out / file).write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(DataError, match=r"expected .*, got ") as told:
+        page_of(Folder(out))
+    assert str(out) in str(told.value)
+
+
+def test_a_number_that_is_infinite_is_refused(copied):
+    out = copied("quickstart")
+    text = (out / "summary.json").read_text(encoding="utf-8")
+    (out / "summary.json").write_text(re.sub(r'"mean": [-0-9.e]+', '"mean": 1e999', text, count=1), encoding="utf-8")
+    with pytest.raises(DataError, match=r"1e999 is too large for a number"):
+        Folder(out)
+
+
 # the verbs
 
 

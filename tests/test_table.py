@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from causalab_mini.data.table import find_data_root, open_table, shipped_documents
+from causalab_mini.data.table import find_data_root, open_table, problem_of_ref, shipped_documents
 from causalab_mini.errors import DataError
 
 pytestmark = pytest.mark.plain
@@ -157,3 +157,14 @@ def test_the_data_root_is_searched_in_order(tmp_path, monkeypatch):
 def test_a_data_root_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(DataError, match="error: --data-root: expected a folder, got"):
         find_data_root(tmp_path / "nothing", None)
+
+
+@pytest.mark.parametrize(
+    ("ref", "hint"),
+    [
+        ("folder/mine.csv", "the table of that file is `folder/mine`, below the data root"),
+        ("/home/me/mine.csv", "the table of that file is `mine` with `--data-root /home/me`"),
+    ],
+)
+def test_a_file_in_place_of_a_ref_is_told_what_to_say(ref, hint):
+    assert problem_of_ref(ref).hint == hint

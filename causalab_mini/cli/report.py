@@ -44,11 +44,14 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Draw the figures of a run's report as pictures."""
         from causalab_mini.results.report import figures_of, picture
+        from causalab_mini.results.report.folder import drawn_from
 
         suffix = options.choice("--format", format_, ("png", "svg"))
         figures = figures_of(_folder(out))
         for figure in figures:
-            if (drawn := picture(figure, suffix)) is not None:
+            with drawn_from(out):
+                drawn = picture(figure, suffix)
+            if drawn is not None:
                 path = (to or out / "plots") / f"{figure.name}.{suffix}"
                 _write(path, drawn)
                 print(path)

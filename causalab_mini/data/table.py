@@ -119,7 +119,11 @@ def problem_of_ref(ref: str) -> Problem | None:
         return Problem("", "a ref like `folder/table` or `folder/table#split`", quoted(ref), code="ref")
     relative = match["path"]
     if Path(relative).suffix in READERS:
-        hint = f"the table of that file is {quoted(relative.rpartition('.')[0])}, below the data root"
+        folder, _, name = relative.rpartition("/")
+        if relative.startswith("/") and folder:
+            hint = f"the table of that file is {quoted(name.rpartition('.')[0])} with {quoted(f'--data-root {folder}')}"
+        else:
+            hint = f"the table of that file is {quoted(relative.rpartition('.')[0])}, below the data root"
         return Problem("", "a ref without the file's ending", quoted(ref), hint, "ref")
     parts = relative.split("/")
     is_long = len(relative.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > MAX_NAME_BYTES for part in parts)

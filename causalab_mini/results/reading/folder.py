@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from causalab_mini.data.opening import is_inside
-from causalab_mini.errors import quoted
+from causalab_mini.errors import listed, quoted
 from causalab_mini.results.reading.rows import READERS, read_json, refuse
 from causalab_mini.results.reading.shapes import Record, refuse_other
 from causalab_mini.results.store import DOCUMENT, POINTS, RECORD, SUMMARY
@@ -91,6 +91,9 @@ def read_points(path: Path) -> dict[str, dict[str, Any]]:
         refuse(path / POINTS, "at least one point", "none")
     if wrong := next((label for label in points if not _is_below(label) or "/" in label), None):
         refuse(path / POINTS, "labels that are names of folders", quoted(wrong))
+    axes = next(iter(points.values()))
+    if other := next((label for label, values in points.items() if set(values) != set(axes)), None):
+        refuse(path / POINTS, f"the same axes at every point ({listed(axes) or 'none'})", listed(points[other]) or "none", quoted(other))
     return points
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -61,7 +62,7 @@ def read_json(path: Path) -> Any:
         DataError: it can't be read.
     """
     try:
-        return json.loads(read_file(path), parse_constant=_refuse_constant)
+        return json.loads(read_file(path), parse_constant=_refuse_constant, parse_float=_finite)
     except OSError as error:
         refuse(path, "a readable file", unreadable(error))
     except RecursionError:
@@ -73,6 +74,13 @@ def read_json(path: Path) -> Any:
 
 def _refuse_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is no number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is too large for a number")
+    return value
 
 
 def refuse(path: Path, expected: str, got: str, where: str = "", hint: str = "") -> NoReturn:

@@ -17,7 +17,7 @@ from causalab_mini.results.reading.rows import Row, read_json, read_rows, refuse
 from causalab_mini.results.reading.shapes import Recorded, Summary, refuse_other
 from causalab_mini.results.reading.table import Table, stacked
 from causalab_mini.results.reading.tensors import SavedTensor, tensor_keys
-from causalab_mini.results.store import DOCUMENT, SUMMARY
+from causalab_mini.results.store import DOCUMENT, POINTS, SUMMARY
 
 SPEC = "spec.yaml"
 MAX_LISTED = 12
@@ -309,10 +309,14 @@ class SavedRun:
                 Problem("value", f"a number of the metric ({listed(numbers)})", quoted(value), did_you_mean(value, numbers), "name"),
                 str(self.path),
             )
-        coords = dict(zip(table.axes, self.axes.values(), strict=True)) if table.axes else {}
+        coords = dict(zip(table.axes, self.axes.values(), strict=False))
         if "layer" in table.columns and "layer" not in table.axes and any(row["layer"] is not None for row in rows):
             coords["layer"] = tuple(dict.fromkeys(row["layer"] for row in rows))
         places = {dim: {show_value(each): index for index, each in enumerate(values)} for dim, values in coords.items()}
+        odd = next((row for row in rows if any(show_value(row.get(dim)) not in places[dim] for dim in coords)), None)
+        if odd is not None:
+            got = ", ".join(f"{dim} {show_value(odd.get(dim))}" for dim in coords)
+            refuse(self.path / SUMMARY, f"values of the axes that {quoted(POINTS)} has", got, quoted(odd["metric"]))
         values = numpy.full([len(each) for each in coords.values()], numpy.nan)
         for row in rows:
             if row[value] is not None:
@@ -363,7 +367,7 @@ class SavedRun:
         dtype = f", {model['dtype']}" if model.get("dtype") else ""
         engine = f", {self.record['engine']}" if self.record.get("engine") else ""
         header = self.document.get("header") if (self.path / DOCUMENT).is_file() and isinstance(self.document, dict) else None
-        title = header.get("title") if isinstance(header, dict) else None
+        title = header.get("title") if isinstance(header, dict) and isinstance(header.get("title"), str) else None
         sweep = " × ".join(f"{axis} ({len(values)})" for axis, values in self.axes.items())
         errors = (self.record.get("error") or {}).get("errors") or [{}]
         error = " ".join(f"{key} {errors[0][key]}" for key in ("path", "expected", "got") if errors[0].get(key))

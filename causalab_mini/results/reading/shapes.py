@@ -7,7 +7,7 @@ business.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -72,10 +72,29 @@ class Best(Shape):
     metric: str
 
 
+class Request(Shape):
+    """A generation that a point of a stream was watched in."""
+
+    reason: str | None
+
+
+class StreamPoint(Shape):
+    """Of a point of a stream."""
+
+    point: str
+    tensor_type: str
+    layers: list[int] | None
+    position: str
+    eligible: int
+    fired: int
+    requests: list[Request]
+
+
 class Stream(Entry):
     """Of a generation that was watched."""
 
-    points: list[dict[str, Any]]
+    n_forwards: int
+    points: list[StreamPoint]
 
 
 class Summary(Shape):
@@ -96,11 +115,27 @@ class Recorded(Shape):
     points: list[dict[str, Any]]
 
 
+class Check(Shape):
+    """A check of a step."""
+
+    check: str
+    status: Literal["passed", "failed", "skipped"]
+    text: str
+
+
 class RecordedStep(Shape):
     """A step of a record."""
 
     point: str
-    checks: list[dict[str, Any]] = Field(default_factory=list)
+    checks: list[Check] = Field(default_factory=list)
+
+
+class Model(Shape):
+    """Of a record."""
+
+    key: str
+    revision: str | None = None
+    dtype: str | None = None
 
 
 class Failure(Shape):
@@ -113,7 +148,9 @@ class Record(Shape):
     """`run.json`."""
 
     status: str
-    model: dict[str, Any] | None = None
+    digest: str | None = None
+    started: str | None = None
+    model: Model | None = None
     data: dict[str, dict[str, Any]] | None = None
     seconds: float = 0.0
     steps: list[RecordedStep] = Field(default_factory=list)
@@ -165,6 +202,26 @@ class PlaceOfStep(Shape):
     featurizers: list[str]
     changes: list[str]
     tokens: list[list[int]] | None
+    keys: list[list[int]] | None = None
+    reasons: list[str | None] | None = None
+
+
+class SaidOfRow(Shape):
+    """What a model said after a row, or a place found in it."""
+
+    example_id: str
+    text: str | None = None
+    reason: str | None = None
+
+
+class Said(Shape):
+    """What models said at a point, or what a read or a write found in it."""
+
+    point: str
+    step: str
+    kind: str
+    name: str
+    rows: list[SaidOfRow]
 
 
 class SavedAs(Shape):
@@ -182,7 +239,7 @@ class Places(Shape):
     prompts: list[Prompts]
     rows: list[RowsOfStep]
     places: list[PlaceOfStep]
-    said: list[dict[str, Any]] = Field(default_factory=list)
+    said: list[Said] = Field(default_factory=list)
     files: list[SavedAs] = Field(default_factory=list)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from causalab_mini.plan.sweep import show_value
 from causalab_mini.results.report.colours import SERIES, Scale, scale_of
-from causalab_mini.results.report.folder import Folder, Row, Rows
+from causalab_mini.results.report.folder import Folder, Row, Rows, drawn_from
+from causalab_mini.results.store import SUMMARY
 from causalab_mini.results.summary import BINARY_KINDS
 
 MAX_CELLS, MAX_FACETS, MAX_DOTS, MAX_STRIP = 4096, 12, 400, 200
@@ -140,7 +141,16 @@ Figure = HeatMap | Dots | Curves | Table
 
 
 def figures_of(folder: Folder) -> tuple[Figure, ...]:
-    """Returns the figures of a run, step by step in the order of its summary."""
+    """Returns the figures of a run, step by step in the order of its summary.
+
+    Raises:
+        DataError: its summary, or a table of it, was edited into something that can't be drawn.
+    """
+    with drawn_from(folder.path / SUMMARY):
+        return tuple(_figures(folder))
+
+
+def _figures(folder: Folder) -> Iterator[Figure]:
     summary = folder.summary
     found: list[Figure] = []
     groups: dict[tuple[str, str], list[Entry]] = {}
@@ -161,7 +171,7 @@ def figures_of(folder: Folder) -> tuple[Figure, ...]:
         found += _curves(folder, step)
     for entry in summary.get("streams", ()):
         found.append(_stream(folder, entry))
-    return tuple(_named_apart(_together(found)))
+    return _named_apart(_together(found))
 
 
 def _together(figures: Sequence[Figure]) -> Iterator[Figure]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from causalab_mini.errors import CausalabError, Problem, UsageError, quoted
+from causalab_mini.errors import CausalabError, DataError, Problem, UsageError, quoted
 from causalab_mini.results.places import PLACES
 from causalab_mini.results.reading import open_run
 from causalab_mini.results.reading.folder import refuse_outside
@@ -26,6 +27,26 @@ class Rows:
     file: str
     rows: Sequence[Row]
     missing: str = ""
+
+
+@contextmanager
+def drawn_from(path: Path, *more: type[Exception]) -> Iterator[None]:
+    """Refuses a file whose parts can't be drawn: one that was edited deeper than its shape is judged.
+
+    Args:
+        path: the file, or the folder, that is drawn within.
+        more: what else is raised by what no run writes.
+
+    Raises:
+        DataError: drawing came upon something that no run writes; the cause is kept.
+    """
+    kinds: tuple[type[Exception], ...] = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError, *more)
+    try:
+        yield
+    except kinds as error:
+        got = f"something else ({type(error).__name__}: {str(error)[:200]})"
+        hint = "the same `causalab-mini run` writes it anew; where nobody has edited it, this is a fault of ours: please report it"
+        raise DataError(Problem("", "results as a run writes them", got, hint, "results"), str(path)) from error
 
 
 class Folder:

@@ -12,10 +12,12 @@ from typing import Any
 
 from causalab_mini import __version__
 from causalab_mini.errors import Problem, RunError
+from causalab_mini.results.places import PLACES
 from causalab_mini.results.report.colours import N_STEPS, rules, ticks
 from causalab_mini.results.report.figures import Curves, Dots, Figure, HeatMap, Number, Table, figures_of, shown
-from causalab_mini.results.report.folder import Folder
+from causalab_mini.results.report.folder import Folder, drawn_from
 from causalab_mini.results.report.where import located
+from causalab_mini.results.store import DOCUMENT, RECORD, SUMMARY
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 MAX_ROWS, ALL_ROWS = 500, 30_000
@@ -28,8 +30,19 @@ def page_of(folder: Folder) -> str:
     """Returns the page of a run.
 
     Raises:
+        DataError: a file of it was edited into something that can't be drawn.
         RunError: jinja2 is not installed.
     """
+    template = _template()
+    with drawn_from(folder.path / DOCUMENT):
+        header = {key: str((folder.document.get("header") or {}).get(key) or "") for key in ("title", "description")}
+        told = asked(folder.document)
+    with drawn_from(folder.path / RECORD):
+        ended, checked = state(folder), checks(folder.record)
+    with drawn_from(folder.path / SUMMARY):
+        beside = controls(folder)
+    with drawn_from(folder.path / PLACES):
+        where = located(folder)
     figures = figures_of(folder)
     behind = Behind(folder)
     style = _text("style.css") + f"\n{rules('light')}\n@media (prefers-color-scheme:dark){{\n{rules('dark')}\n}}\n"
@@ -38,18 +51,18 @@ def page_of(folder: Folder) -> str:
     order = list(dict.fromkeys(_plain_step(figure) for figure in figures))
     for figure in sorted(figures, key=lambda figure: (order.index(_plain_step(figure)), "(eval)" in figure.step)):
         by_step.setdefault(figure.step, []).append(figure)
-    text: str = _template().render(
+    asks = dict[str, Any](
         data=lambda: _raw(embedded(behind.as_data())),  # asked for last, when every number has been shown
         folder=folder,
         name=folder.path.resolve().name,
-        header=folder.document.get("header") or {},
+        header=header,
         document=json.dumps(folder.document, indent=2, ensure_ascii=False),
-        asked=asked(folder.document),
-        state=state(folder),
+        asked=told,
+        state=ended,
         by_step=by_step,
-        controls=controls(folder),
-        located=located(folder),
-        checks=checks(folder.record),
+        controls=beside,
+        located=where,
+        checks=checked,
         record=folder.record,
         behind=behind,
         kind=lambda figure: type(figure).__name__,
@@ -61,6 +74,8 @@ def page_of(folder: Folder) -> str:
         script=_raw(script),
         policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; form-action 'none'",
     )
+    with drawn_from(folder.path, _undefined()):
+        text: str = template.render(**asks)
     return text
 
 
@@ -267,6 +282,12 @@ def _raw(text: str) -> Any:
     from markupsafe import Markup
 
     return Markup(text)  # of files of ours
+
+
+def _undefined() -> type[Exception]:
+    from jinja2 import UndefinedError
+
+    return UndefinedError
 
 
 def _template() -> Any:
