@@ -400,3 +400,9 @@ def test_pieces_of_a_text_are_shown_when_asked_for(command):
     out = command("tokens", "bundled:successor-llama", " Tuesday", "--pieces")[1]
     assert "2 token(s)" in out.splitlines()[0]
     assert "Tues" in out.splitlines()[1]
+
+
+def test_a_position_that_no_row_has_is_told_once(command):
+    code, _, err = command("validate", "bundled:patching", "--set", "interventions.patching.reads.source.pos=300")
+    assert code == 2
+    assert "expected a position that every row has, got none on any of 48 rows (out_of_range)" in err

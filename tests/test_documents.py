@@ -239,7 +239,7 @@ def test_the_best_point_of_a_sweep_is_named_with_its_number_on_rows_that_did_not
     best = {(entry["step"], entry["metric"]): entry for entry in whole["das"]["best"]}
     train = best["train", "follows"]
     assert train["is_picked_on_the_rows_that_it_is_of"]
-    assert train["of"] == 8
+    assert (train["of"], train["n_as_good"]) == (8, 1)
     assert [other["step"] for other in train["held_out"]] == ["test"]
     assert best["test", "follows"]["held_out"] == []  # the rows of the fit chose its epoch: they are no judges
 

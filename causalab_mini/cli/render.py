@@ -192,7 +192,9 @@ def best_lines(entries: Sequence[Entry]) -> Iterator[str]:
     for entry in entries[:MAX_SAID]:
         layer = f", layer {entry['layer']}" if "layer" in entry else ""
         said = f"best of {entry['of']}: {entry['step']} · {entry['metric']} {number_text(entry['mean'])} {interval_text(entry['interval'])}"
-        line = f"{said} at {entry['point']}{layer}, picked on the rows that it is of"
+        others = entry.get("n_as_good", 0)
+        as_good = f" ({others} other{'s are' if others > 1 else ' is'} as good)" if others else ""
+        line = f"{said} at {entry['point']}{layer}{as_good}, picked on the rows that it is of"
         held_out = [f"{number_text(other['mean'])} ({interval_text(other['interval'])}) in {other['step']}" for other in entry["held_out"]]
         yield line + (f"; on other rows: {', '.join(held_out)}" if held_out else "")
     if len(entries) > MAX_SAID:

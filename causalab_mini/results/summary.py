@@ -257,6 +257,7 @@ def best_points(entries: Sequence[Mapping[str, Any]], request: nodes.Request) ->
                 "interval": best["interval"],
                 "unit": best["unit"],
                 "of": len(group),
+                "n_as_good": sum(entry["mean"] == best["mean"] for entry in group) - 1,
                 "is_picked_on_the_rows_that_it_is_of": True,
                 "held_out": [{key: entry[key] for key in keys} for entry in others],
             }

@@ -286,6 +286,8 @@ def _key_problems(
 
 
 def _rows_text(step: nodes.Observe, rows: Mapping[int, str]) -> str:
+    if len(rows) == step.n_rows > 20 and len(set(rows.values())) == 1:
+        return f"any of {step.n_rows} rows ({rows[0]})"
     shown = ", ".join(
         f"row {row} ({reason})" if step.labels[row] == str(row) else f"row {row} {quoted(step.labels[row])} ({reason})"
         for row, reason in list(rows.items())[:20]
