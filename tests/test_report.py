@@ -117,6 +117,11 @@ def test_a_sweep_is_a_map_with_its_best_point_marked(folder_of):
     assert [cell.is_best for row in found.cells for cell in row].count(True) == 1
 
 
+def test_the_best_point_is_told_with_how_many_are_as_good(folder_of):
+    said = re.findall(r"Best of 8: <b>(.*?)</b>.*?(\(\d+ others? (?:are|is) as good\))?; <em>", page_of(Folder(folder_of("quickstart"))))
+    assert said == [("patch · follows", "(3 others are as good)"), ("patch · logit_diff", "")]
+
+
 def test_a_number_has_its_own_rows(folder_of):
     out = folder_of("quickstart")
     for cell in (cell for row in figure(out, HeatMap, "logit_diff").cells for cell in row):

@@ -70,6 +70,7 @@ class Best(Shape):
     point: str
     step: str
     metric: str
+    n_as_good: int = 0
 
 
 class Request(Shape):
