@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,7 +45,9 @@ def drawn_from(path: Path, *more: type[Exception]) -> Iterator[None]:
     try:
         yield
     except kinds as error:
-        got = f"something else ({type(error).__name__}: {str(error)[:200]})"
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(last.filename).name}, line {last.lineno}"  # all that is left to find it by, where it is a fault of ours
+        got = f"something else ({type(error).__name__}: {str(error)[:200]}; {where})"
         hint = "the same `causalab-mini run` writes it anew; where nobody has edited it, this is a fault of ours: please report it"
         raise DataError(Problem("", "results as a run writes them", got, hint, "results"), str(path)) from error
 
