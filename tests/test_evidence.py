@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 from authoring import document, observe, patching, site, write_table
-from planted_faults import FAULTS, PAGE, with_table
+from planted_faults import FAULTS, PAGE, positions, stream, with_table
 
 from causalab_mini.engine import checking
 from causalab_mini.engine.checking import difference_of
@@ -142,3 +142,22 @@ def test_a_long_sweep_over_a_small_model_pays_for_few_checks(carry_out, rows_of,
 def test_the_docs_have_every_fault():
     page = PAGE.read_text(encoding="utf-8")
     assert page == with_table(page), "`python tests/planted_faults.py` writes the table anew"
+
+
+@pytest.mark.parametrize("mechanism", ["swap", "permute"])
+def test_the_plans_own_passes_are_checked_in_batches_that_were_asked_for(engines, rows_of, tmp_path, monkeypatch, mechanism):
+    engine, n_rows = engines("successor-gpt2"), []
+    rows = rows_of("successor-gpt2")
+    write_table(tmp_path, "rows", rows)
+    raw = positions("bundled:successor-gpt2")
+    if mechanism == "permute":
+        write = {"site": stream(1), "pos": -2, "mechanism": "permute", "params": {"seed": 1}}
+        raw = document({"p": patching(write)}, {"do": observe("p", both=False)}, "bundled:successor-gpt2")
+    monkeypatch.setattr(engine, "trust", Trust("token", 0.0))
+    run = type(engine).run
+    monkeypatch.setattr(type(engine), "run", lambda self, batch, *given: (n_rows.append(len(batch.rows)), run(self, batch, *given))[1])
+    done = engine.execute(build_request(raw, tmp_path, engine), check="full", batch_size=2)
+    assert max(n_rows) == 2
+    passes = [check for check in checks_of(done) if check.name == "passes"]
+    assert {check.status for check in passes} == {"passed"}
+    assert {len(check.data["rows"]) for check in passes} == {len(rows)}

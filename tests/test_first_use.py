@@ -4,6 +4,7 @@ import sys
 
 import pytest
 from authoring import LOGITS, RAGGED_PAIRS, document, observe, site, write_table
+from planted_faults import rolled_keys
 from test_rewrites import assert_same, numbers
 from test_schedule import swap
 
@@ -45,17 +46,7 @@ def test_keys_of_the_wrong_token_are_found_and_layers_are_resumed_alone(case, mo
     engine, request = case
     expected = numbers(engine.execute(request, check="off", rewrites=()))
     right = PrefixCache.update
-
-    def rolled(self, key_states, value_states, layer_idx, *args, **kwargs):
-        before = self.before
-        if before is not None:
-            self.before = lambda layer: (before(layer)[0].roll(1, dims=2), before(layer)[1])
-        try:
-            return right(self, key_states, value_states, layer_idx, *args, **kwargs)
-        finally:
-            self.before = before
-
-    monkeypatch.setattr(PrefixCache, "update", rolled)
+    monkeypatch.setattr(PrefixCache, "update", lambda *given, **named: rolled_keys(right, *given, **named))
     run = engine.execute(request)
     assert run.record["schedule"]["level"] == "layer"
     assert run.record["schedule"]["refused"]["token"] > 1e-3

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -18,7 +19,7 @@ from causalab_mini.engine.featurizers import Featurizers
 from causalab_mini.engine.loading import DTYPES
 from causalab_mini.engine.made import OutputTensors
 from causalab_mini.engine.observe import Observed, observe, write_key
-from causalab_mini.engine.sizes import is_out_of_memory
+from causalab_mini.engine.sizes import Sizes, is_out_of_memory
 from causalab_mini.evidence.checks import TOLERANCE, Check, check_control, check_passes, check_places, check_rows, check_writes
 from causalab_mini.model.components import COMPONENTS
 from causalab_mini.plan import plan as nodes
@@ -35,6 +36,19 @@ SHARE = 0.05
 """Of what a longer run computes, what its checks may."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """An intervention that is checked: what it is called, what it found, what it stood on, and which of its reads are compared."""
+
+    name: str
+    schedule: StepSchedule
+    intervention: nodes.Intervention
+    observed: Observed
+    outputs: OutputTensors
+    featurizers: Featurizers
+    compared: Sequence[str]
+
+
 class Checking:
     """Checks the interventions of a run as they come.
 
@@ -45,12 +59,20 @@ class Checking:
         physical: what is run of it.
         level: `sample`: of each intervention one row alone and one in the plan's own passes, or of as many as a twentieth of a long run pays
             for, the first always; `full`: every row.
+        batch_size: rows a batch of the plan's own passes; None for what fits.
     """
 
     def __init__(
-        self, engine: Engine, request: nodes.Request, schedules: Sequence[Schedule], physical: Physical, level: Literal["sample", "full"]
+        self,
+        engine: Engine,
+        request: nodes.Request,
+        schedules: Sequence[Schedule],
+        physical: Physical,
+        level: Literal["sample", "full"],
+        batch_size: int | None = None,
     ) -> None:
         self.engine = engine
+        self.sizes = Sizes(engine.facts, batch_size, engine.memory)
         self.request = request
         self.level = level
         self.is_rewritten = bool(physical.history)
@@ -124,58 +146,44 @@ class Checking:
             why = "not compared (a sample of the points is; `--check full` compares all)"
             return [Check(kind, "skipped", f"{name}: {kind} {why}") for kind in ("rows", "passes")] + others
         alone, together = self.sampled(intervention, observed.rows) if compared or observed.said else ((), ())
-        given = (name, schedule, intervention, observed, outputs, featurizers)
+        case = _Case(name, schedule, intervention, observed, outputs, featurizers, compared)
         return [
-            _tried("rows", name, lambda: self.rows(*given, alone, compared)),
-            _tried("passes", name, lambda: self.passes(*given, together, compared)),
+            _tried("rows", name, lambda: self.rows(case, alone)),
+            _tried("passes", name, lambda: self.passes(case, together)),
             *others,
         ]
 
-    def rows(
-        self,
-        name: str,
-        schedule: StepSchedule,
-        intervention: nodes.Intervention,
-        observed: Observed,
-        outputs: OutputTensors,
-        featurizers: Featurizers,
-        rows: Sequence[int],
-        compared: Sequence[str],
-    ) -> Check:
+    def rows(self, case: _Case, rows: Sequence[int]) -> Check:
         """Returns whether rows alone give the numbers of the batch."""
-        if deranges(intervention):
-            return Check("rows", "skipped", f"{name}: rows not compared (`permute` needs the other rows)")
-        engine, prompts, dtype = self.engine, self.request.prompts, self.engine.facts.dtype
-        why_engine = why_not_alone(engine.facts, intervention)
-        differences = {}
+        if deranges(case.intervention):
+            return Check("rows", "skipped", f"{case.name}: rows not compared (`permute` needs the other rows)")
+        why_engine = why_not_alone(self.engine.facts, case.intervention)
+        found: dict[int, float] = {}
         for row in rows:
             if why_engine:
-                found = observe(engine, schedule, intervention, prompts, outputs, (row,), featurizers)
+                alone = self.observe(case, (row,))
             else:
-                found = observe_alone(engine, schedule, intervention, prompts, outputs, row, featurizers, observed)
-            differences[row] = difference_of(observed, found, row, compared, dtype)
-        return check_rows(name, differences, dtype, len(observed.rows), why_engine)
+                given = (case.schedule, case.intervention, self.request.prompts, case.outputs, row, case.featurizers, case.observed)
+                alone = observe_alone(self.engine, *given)
+            found |= self.differences(case, alone)
+        return check_rows(case.name, found, self.engine.facts.dtype, len(case.observed.rows), why_engine)
 
-    def passes(
-        self,
-        name: str,
-        schedule: StepSchedule,
-        intervention: nodes.Intervention,
-        observed: Observed,
-        outputs: OutputTensors,
-        featurizers: Featurizers,
-        rows: Sequence[int],
-        compared: Sequence[str],
-    ) -> Check:
+    def passes(self, case: _Case, rows: Sequence[int]) -> Check:
         """Returns whether the schedule gives the numbers of the plan's own passes."""
         if not self.is_rewritten:
-            return Check("passes", "skipped", f"{name}: the passes that ran are the plan's own")
+            return Check("passes", "skipped", f"{case.name}: the passes that ran are the plan's own")
+        found = self.differences(case, self.observe(case, rows)) if rows else {}
+        return check_passes(case.name, found, self.engine.facts.dtype)
+
+    def observe(self, case: _Case, rows: Sequence[int]) -> Observed:
+        """Returns what the plan's own passes find on some rows."""
+        given = (case.schedule, case.intervention, self.request.prompts, case.outputs, tuple(rows), case.featurizers, self.sizes)
+        return observe(self.engine, *given)
+
+    def differences(self, case: _Case, found: Observed) -> dict[int, float]:
+        """Returns how far the rows of a run are from what they were found to be otherwise."""
         dtype = self.engine.facts.dtype
-        differences = {}
-        if rows:
-            found = observe(self.engine, schedule, intervention, self.request.prompts, outputs, tuple(rows), featurizers)
-            differences = {row: difference_of(observed, found, row, compared, dtype) for row in rows}
-        return check_passes(name, differences, dtype)
+        return {row: difference_of(case.observed, found, row, case.compared, dtype) for row in found.rows}
 
     def places(self, name: str, schedule: StepSchedule, intervention: nodes.Intervention, observed: Observed) -> Check:
         """Returns the texts at which the first row is read and written, and whether the model is given those there."""

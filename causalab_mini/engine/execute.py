@@ -76,7 +76,7 @@ def execute(
     if physical is not scheduled:
         on_scheduled(physical)
     store = Store(engine, physical, request.prompts, sizes, on_pass)
-    checking = None if check == "off" else Checking(engine, request, schedules, physical, check)
+    checking = None if check == "off" else Checking(engine, request, schedules, physical, check, batch_size)
     fits = Fits(engine, request, schedules, sizes, rewrites, on_fit or FitWatcher())
     points = []
     for schedule in schedules:

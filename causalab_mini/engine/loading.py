@@ -30,9 +30,6 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _COMMIT = re.compile("[0-9a-f]{40}")
 _OF_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
-COUNTS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
-"""What every config has, if under names of its own."""
-
 _T = TypeVar("_T")
 
 
@@ -117,21 +114,8 @@ def _open_config(model: ModelSpec, base: Path | None, trust_remote_code: bool) -
     commit = getattr(config, "_commit_hash", None)
     if commit is not None:
         options["revision"] = commit
-    _refuse_counts(config, model.key)
     facts = facts_from_config(config, model.key, commit or revision, model.dtype, model.attn_implementation)
     return source, config, facts, options
-
-
-def _refuse_counts(config: Any, key: str) -> None:
-    """Refuses a config whose counts are none: transformers takes some of them as they stand.
-
-    Raises:
-        ModelError: one of them is no whole number above 0.
-    """
-    for name in COUNTS:
-        value = getattr(config, name, 1)
-        if type(value) is not int or value < 1:
-            raise ModelError(Problem(f"config.{name}", "a whole number above 0", quoted(value), code="checkpoint"), key)
 
 
 def open_tokenizer(key: str, revision: str | None, base: Path | None = None) -> Any:

@@ -18,6 +18,7 @@ from causalab_mini.engine.given import Given, Prompts
 from causalab_mini.engine.gradients import gradients
 from causalab_mini.engine.kept import Kept, KeptBatch, RowValues
 from causalab_mini.engine.made import Made, OutputTensors
+from causalab_mini.engine.sizes import Sizes
 from causalab_mini.engine.tokenizer import pad_id
 from causalab_mini.engine.writes import WriteEvidence, note_writes
 from causalab_mini.errors import Problem, RunError, quoted
@@ -31,7 +32,7 @@ from causalab_mini.plan.axes import axes_of
 from causalab_mini.schedule.batching import Entry
 from causalab_mini.schedule.locate import Window
 from causalab_mini.schedule.located import Pass, StepSchedule
-from causalab_mini.schedule.physical import Part, PhysicalPass, lengths_of
+from causalab_mini.schedule.physical import Part, PhysicalPass, continued_lengths, lengths_of
 
 
 @dataclass(slots=True)
@@ -80,8 +81,9 @@ def observe(
     outputs: OutputTensors,
     rows: Sequence[int],
     featurizers: Featurizers | None = None,
+    sizes: Sizes | None = None,
 ) -> Observed:
-    """Returns what an intervention's own passes find on some rows of its step, run as one batch without any rewrite.
+    """Returns what an intervention's own passes find on some rows of its step, run without any rewrite.
 
     Args:
         engine: the checkpoint.
@@ -91,23 +93,40 @@ def observe(
         outputs: of earlier steps.
         rows: of the step, ascending.
         featurizers: what of them has been trained; None where nothing has.
+        sizes: how rows are split into batches; None for one batch.
     """
     observed = Observed(tuple(rows))
     featurizers = Featurizers(outputs) if featurizers is None else featurizers
     for one in schedule.passes[intervention.name]:
-        lengths = lengths_of(one.forward, prompts)
-        physical = PhysicalPass((Part("", "", one, 1, tuple(rows)),), "", lengths)
-        ran = Ran(Kept(lengths))
-        for batch in physical.batches():
-            run_batch(engine, physical, batch, Given(prompts, observed.values, outputs, rows, featurizers), ran)
+        lengths, given = lengths_of(one.forward, prompts), Given(prompts, observed.values, outputs, rows, featurizers)
+        physical, ran = PhysicalPass((Part("", "", one, 1, tuple(rows)),), "", lengths), Ran(Kept(lengths))
+        _in_batches(physical, rows, sizes, partial(_run, engine, physical, given, ran))
         observed.values |= {name: found.of(rows) for name, found in ran.values.items()}
         note(observed, schedule, intervention, one, ran.writes.get("", {}), engine, featurizers)
     for one in schedule.generations.get(intervention.name, ()):
-        generated = Generated()
-        generate(engine, one, rows, Given(prompts, observed.values, outputs, rows, featurizers), generated)
+        generated, given = Generated(), Given(prompts, observed.values, outputs, rows, featurizers)
+        physical = PhysicalPass((Part("", "", one, 1, tuple(rows)),), "", continued_lengths(one.forward, prompts), is_narrow=True)
+        _in_batches(physical, rows, sizes, partial(_generate, engine, one, given, generated))
         note_generated(observed, intervention, one, generated, {read.name: read.name for read in one.forward.reads}, engine.facts)
         note(observed, schedule, intervention, one, generated.writes, engine, featurizers)
     return observed
+
+
+def _in_batches(physical: PhysicalPass, rows: Sequence[int], sizes: Sizes | None, run: Callable[[list[Entry]], None]) -> None:
+    """Runs a pass, as one batch or as those that fit."""
+    for batch in physical.batches() if sizes is None else sizes.batches(physical, rows):
+        if sizes is None:
+            run(batch)
+        else:
+            sizes.run(physical, batch, run)
+
+
+def _run(engine: Engine, physical: PhysicalPass, given: Given, ran: Ran, entries: list[Entry]) -> None:
+    run_batch(engine, physical, entries, given, ran)
+
+
+def _generate(engine: Engine, one: Pass, given: Given, into: Generated, entries: list[Entry]) -> None:
+    generate(engine, one, [entry.row for entry in entries], given, into)
 
 
 def note_generated(

@@ -87,13 +87,17 @@ def facts_from_config(config: Any, key: str, revision: str | None, dtype: str, a
     """Returns the facts of a transformers config.
 
     Raises:
-        ModelError: the family has no row in the address book.
+        ModelError: the family has no row in the address book, or a count is none.
     """
     model_type = str(config.model_type)
     if model_type not in FAMILIES:
         expected = f"a model of one of the families {listed(sorted(FAMILIES))}"
         hint = "the places of other families have not been proved"
         raise ModelError(Problem("model.key", expected, f"{quoted(key)}, of the family {quoted(model_type)}", hint, "family"))
+    for name, most in MAX_COUNTS.items():
+        value = getattr(config, name)  # transformers takes some of them as they stand
+        if type(value) is not int or not 1 <= value <= most:
+            raise ModelError(Problem(f"config.{name}", f"a whole number from 1 to {most:,}", quoted(value), code="checkpoint"), key)
     family = FAMILIES[model_type](config)
     if isinstance(family, str):
         raise ModelError(
@@ -102,10 +106,6 @@ def facts_from_config(config: Any, key: str, revision: str | None, dtype: str, a
     if attn_implementation == "sdpa" and model_type in WITHOUT_SDPA:
         got = f"`sdpa`, which transformers has not for {quoted(model_type)} models"
         raise ModelError(Problem("model.attn_implementation", "`eager`, or null", got, code="attention"))
-    for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
-        if not 1 <= (n := int(getattr(config, name))) <= MAX_COUNTS[name]:
-            expected = f"a config whose `{name}` is from 1 to {MAX_COUNTS[name]:,}"
-            raise ModelError(Problem("model.key", expected, f"{quoted(n)} in {quoted(key)}", code="too_large"))
     n_heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
     return ModelFacts(
         key=key,

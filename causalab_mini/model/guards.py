@@ -53,11 +53,16 @@ def has_all_weights(folder: Path) -> bool:
     """Returns whether a folder has its weights as safetensors, every shard of them."""
     if (folder / WEIGHTS).is_file():
         return True
+    shards = _shards(folder / INDEX)
+    return bool(shards) and all((folder / name).is_file() for name in shards or ())
+
+
+def _shards(index: Path) -> list[str] | None:
+    """Returns the files that an index names, sorted; None where it is none, or too large."""
     try:
-        shards = set(json.loads(read_file(folder / INDEX, MAX_INDEX_BYTES))["weight_map"].values())
-        return bool(shards) and all((folder / str(name)).is_file() for name in shards)
+        return sorted({str(name) for name in json.loads(read_file(index, MAX_INDEX_BYTES))["weight_map"].values()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return False
+        return None
 
 
 def adapter_problem(key: str) -> Problem:
@@ -69,14 +74,11 @@ def adapter_problem(key: str) -> Problem:
 def index_problem(index: Path, key: str) -> Problem | None:
     """Returns why the shards that an index names are not opened, None where they may be."""
     where = f"{quoted(index.name)} of {quoted(key)}"
-    try:
-        data = read_file(index, MAX_INDEX_BYTES)
-        found = json.loads(data)["weight_map"].values() if len(data) <= MAX_INDEX_BYTES else None
-        shards = None if found is None else sorted({str(name) for name in found})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return Problem("model.key", "an index of shards (JSON with a `weight_map`)", f"another in {where}", code="checkpoint")
-    if shards is None:
+    if index.is_file() and index.stat().st_size > MAX_INDEX_BYTES:
         return Problem("model.key", f"an index of at most {MAX_INDEX_BYTES:,} bytes", f"a larger {where}", code="too_large")
+    shards = _shards(index)
+    if shards is None:
+        return Problem("model.key", "an index of shards (JSON with a `weight_map`)", f"another in {where}", code="checkpoint")
     if bad := [name for name in shards if not name.endswith(".safetensors")]:
         why = f", {A_PICKLE}" if is_pickle(bad[0]) else ""
         return Problem("model.key", "shards that are safetensors files", f"{quoted(bad[0])} in {where}{why}", CONVERT, "pickle")

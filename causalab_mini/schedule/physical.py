@@ -372,8 +372,7 @@ def _also(known: PhysicalPass | None, one: Pass, identity: Identity, prompts: Ma
                 places.append(read)
                 windows[read.name] = known.part.one.windows[read.name]
         one = one.only(places, windows)
-    decode = one.forward.decode
-    lengths = tuple(prompt.n_tokens + (0 if decode is None else decode.max_new_tokens) for prompt in prompts[one.forward.rows])
+    lengths = continued_lengths(one.forward, prompts)
     part = Part(identity.key, identity.key, one, 1, tuple(range(one.forward.n_rows)))
     return PhysicalPass((part,), identity.scope, lengths, is_narrow=True)
 
@@ -404,3 +403,9 @@ def lengths_of(forward: nodes.Forward, prompts: Mapping[nodes.RowsKey, Sequence[
     rows = prompts[forward.rows]
     extra = [0] * len(rows) if forward.appended is None else [len(answer) for answer in forward.appended]
     return tuple(prompt.n_tokens + n for prompt, n in zip(rows, extra, strict=True))
+
+
+def continued_lengths(forward: nodes.Forward, prompts: Mapping[nodes.RowsKey, Sequence[Prompt]]) -> tuple[int, ...]:
+    """Returns how many tokens each row of a forward has at most, with what is generated."""
+    n_new = 0 if forward.decode is None else forward.decode.max_new_tokens
+    return tuple(prompt.n_tokens + n_new for prompt in prompts[forward.rows])
